@@ -47,7 +47,7 @@ from opforge.runtime.targets.cuda import capability, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
 
 console = Console(stderr=True)
-H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
+H200 = Gpu(GPU_TARGETS["sm_90"], num_sms=132)
 CALLS = 10  # of a kernel in a sample
 SHOWN = 8
 BLOCKS = (

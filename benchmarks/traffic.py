@@ -41,7 +41,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.launch import Launch, launch
-from opforge.runtime.tile.passes import fewer_passes
+from opforge.runtime.tile.passes import merge_passes
 from opforge.runtime.tile.scratch import rematerialized, roots
 
 import report
@@ -50,7 +50,7 @@ from programs.memory_bound import BOUND, BoundProgram, size_of
 
 console = Console(stderr=True)
 HERE = Path(__file__).parent
-H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
+H200 = Gpu(GPU_TARGETS["sm_90"], num_sms=132)
 THREADS = 2048  # that one of its multiprocessors holds
 SHOWN = 0.01  # of the least bytes: what a buffer costs above that is named
 FEW = 12  # kernels of a program of which each is shown
@@ -110,7 +110,7 @@ def traffic(kernel: Kernel, layouts: dict[str, Buffer], shape: Launch) -> tuple[
         sizes = {b: nbytes(layouts[b]) for b in (*kernel.reads, *kernel.writes)}
         return Counter({b: sizes[b] for b in kernel.reads}), Counter({b: sizes[b] for b in kernel.writes}), 0
     if not shape.persistent:
-        kernel = fewer_passes(rematerialized(kernel, False).kernel)
+        kernel = merge_passes(rematerialized(kernel, False).kernel)
     reads: Counter[str] = Counter()
     writes: Counter[str] = Counter()
     again = 0
@@ -133,7 +133,7 @@ def in_flight(one: TritonKernel, shape: Launch, programs: int, read: float) -> f
     """KB that each processor has asked for at once: a tile of what is read, by all programs that fit."""
     points = product((shape.outer, shape.inner))
     assert isinstance(points, int)
-    resident = min(THREADS // (32 * one.warps), 32, -(-programs // H200.processors))
+    resident = min(THREADS // (32 * one.warps), 32, -(-programs // H200.num_sms))
     return one.xblock * one.rblock * read / max(points, 1) * resident / 1024
 
 

@@ -41,7 +41,7 @@ class Made:
 
 
 def make(
-    lowered: Program, names: list[str], target: Target, cfg: Config, watch: Watch, *, boxed: bool, frugal: bool
+    lowered: Program, names: list[str], target: Target, cfg: Config, watch: Watch, *, boxed: bool, minimize_memory: bool
 ) -> Made:
     """Schedule, generate and compile; `names`: of the wrapper's arguments. Raises `UnsupportedError` for what the target cannot say, and
     `BuildError` where the compiler fails.
@@ -51,7 +51,7 @@ def make(
         with watch.stage("verify"):
             verify(program)
     with watch.stage("schedule"):
-        plan = target.schedule(program, frugal, watch)
+        plan = target.schedule(program, minimize_memory, watch)
     if cfg.debug_verify:
         with watch.stage("verify"):
             check(program, plan)
@@ -88,9 +88,9 @@ def make(
     return Made(files, meta, built.source, wrapper, plan)
 
 
-def plan_again(program: Program, target: Target, frugal: bool) -> Plan:
+def plan_again(program: Program, target: Target, minimize_memory: bool) -> Plan:
     """The plan of an entry of the cache."""
-    return target.schedule(_prepared(program, target), frugal, Watch("off", ""))
+    return target.schedule(_prepared(program, target), minimize_memory, Watch("off", ""))
 
 
 def _prepared(program: Program, target: Target) -> Program:

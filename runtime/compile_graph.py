@@ -36,14 +36,14 @@ def compile_graph(
     watch: Watch,
     *,
     boxed: bool = False,
-    frugal: bool = False,
+    minimize_memory: bool = False,
     written: Mapping[int, int] = MappingProxyType({}),
     fixed: Collection[int] = (),
     needed: Collection[int] = (),
 ) -> tuple[Compiled, Artifacts]:
     """Compile one functional graph. The result takes the graph's placeholders, one argument each (`boxed`: one list of them, which it
-    empties, so that each is freed after its last use), and returns a tuple. `frugal`: as for `schedule`. `written`: positions of placeholders
-    → of outputs that it writes into them; None is returned there. `fixed`: positions of placeholders that seldom move in memory;
+    empties, so that each is freed after its last use), and returns a tuple. `minimize_memory`: as for `schedule`. `written`: positions of
+    placeholders → of outputs that it writes into them; None is returned there. `fixed`: positions of placeholders that seldom move in memory;
     `needed`: of outputs that a backward reads.
     """
     target = target_of(graph, cfg)
@@ -57,7 +57,9 @@ def compile_graph(
     try:
         functions, inside, controls = _compile_controls(lowered.controls, cfg, watch)
         functions |= {call.name: call.function for call in lowered.calls}
-        call, artifacts = realize(lowered, target, cfg, watch, boxed=boxed, frugal=frugal, functions=functions)
+        call, artifacts = realize(
+            lowered, target, cfg, watch, boxed=boxed, minimize_memory=minimize_memory, functions=functions
+        )
     except (OSError, CacheError) as error:
         raise BuildError(f"no folder takes the compiled graph: {error}") from error
     artifacts.inside, artifacts.controls = inside, controls

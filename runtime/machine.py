@@ -14,7 +14,7 @@ class Gpu:
     """A GPU: its target, and how many multiprocessors the device has."""
 
     target: GpuTarget
-    processors: int
+    num_sms: int
 
     @property
     def limits(self) -> GpuLimits:
@@ -39,7 +39,7 @@ Machine = CpuTarget | Gpu
 PORTABLE: Machine = CPU_TARGETS["scalar"]
 """The machine of a plan for which the caller names none."""
 
-SOME_GPU = Gpu(max(GPU_TARGETS.values(), key=lambda target: target.capability), processors=1)
+SOME_GPU = Gpu(max(GPU_TARGETS.values(), key=lambda target: target.capability), num_sms=1)
 """The GPU for which dumps show a processor's kernels in Triton; their text does not depend on the number of multiprocessors."""
 
 MEASURED = SOME_GPU.target.capability

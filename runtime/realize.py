@@ -90,28 +90,30 @@ def realize(
     watch: Watch,
     *,
     boxed: bool = False,
-    frugal: bool = False,
+    minimize_memory: bool = False,
     functions: Mapping[str, Compiled] = MappingProxyType({}),
 ) -> tuple[Compiled, Artifacts]:
-    """The compiled graph out of the cache, or made and put there. `boxed`, `frugal`: as for `compile_graph`; `functions`: the graph's `controls`,
-    by name.
+    """The compiled graph out of the cache, or made and put there. `boxed`, `minimize_memory`: as for `compile_graph`; `functions`: the graph's
+    `controls`, by name.
     """
     with watch.stage("cache"):
-        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "frugal": str(frugal)})
+        digest = key(cache_parts(lowered, cfg, target) | {"boxed": str(boxed), "minimize_memory": str(minimize_memory)})
         cache = Cache.current(cfg)
         entry = cache.get(digest)
         artifacts = _stored(entry, target) if entry is not None else None
     if entry is None or artifacts is None:
         from .cold import make
 
-        made = make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
+        made = make(
+            lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, minimize_memory=minimize_memory
+        )
         artifacts = _artifacts(made.source, made.wrapper, made.meta)
         artifacts.plan = made.plan
         with watch.stage("cache"):
             entry = cache.put(digest, made.files, made.meta)
     else:
         program = lowered.program
-        artifacts.cached, artifacts.replan = True, lambda: _planned_again(program, target, frugal)
+        artifacts.cached, artifacts.replan = True, lambda: _planned_again(program, target, minimize_memory)
         if watch.wanted:
             _tell_code(artifacts, watch)
     artifacts.program, artifacts.entry = lowered.program, digest
@@ -126,14 +128,18 @@ def realize(
             if not gone and not cfg.cache:
                 raise
             again = cfg if gone else replace(cfg, cache=False)
-            return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
+            return realize(
+                lowered, target, again, watch, boxed=boxed, minimize_memory=minimize_memory, functions=functions
+            )
         except (BuildError, OSError) as error:
             # A folder mounted noexec, a library that this one was linked with is gone, or the entry itself.
             if not cfg.cache:
                 raise
             warn_once("load", entry.path, f"{error}; it is compiled again, for this process only")
             again = replace(cfg, cache=False)
-            return realize(lowered, target, again, watch, boxed=boxed, frugal=frugal, functions=functions)
+            return realize(
+                lowered, target, again, watch, boxed=boxed, minimize_memory=minimize_memory, functions=functions
+            )
         for name, value in {**dict(lowered.constants), **kernels, **functions}.items():
             setattr(module, name, value)
         called = (*kernels, *functions)
@@ -156,10 +162,10 @@ def _artifacts(source: str, wrapper: str, meta: Mapping[str, Any]) -> Artifacts:
     return made
 
 
-def _planned_again(program: Program, target: Target, frugal: bool) -> Plan:
+def _planned_again(program: Program, target: Target, minimize_memory: bool) -> Plan:
     from .cold import plan_again  # only for a reader
 
-    return plan_again(program, target, frugal)
+    return plan_again(program, target, minimize_memory)
 
 
 def _tell_code(artifacts: Artifacts, watch: Watch) -> None:

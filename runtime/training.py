@@ -195,7 +195,7 @@ class BackwardCompiler:
     def _compile(self, graph: fx.GraphModule, into: Mapping[int, int], watch: Watch) -> Compiled:
         within = watch.inside("backward")
         call, self._artifacts.backward = compile_graph(
-            graph, self._cfg, within, boxed=True, frugal=True, fixed=self._fixed, written=into
+            graph, self._cfg, within, boxed=True, minimize_memory=True, fixed=self._fixed, written=into
         )
         return call
 
@@ -213,7 +213,7 @@ def compile_training(
     watch.text("autograd_function.py", lambda: function)
     needed = {k for where, k in (s.place for s in backward.saved) if where == "output"}
     forward, artifacts = compile_graph(
-        parts.forward, cfg, watch, frugal=True, written=parts.written, fixed=static, needed=needed
+        parts.forward, cfg, watch, minimize_memory=True, written=parts.written, fixed=static, needed=needed
     )
     artifacts.function = function
     compiler = BackwardCompiler(cfg, watch, artifacts, kept_for_backward(backward, static))

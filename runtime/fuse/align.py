@@ -138,13 +138,13 @@ class Alignment:
         if dropped and any(m.reduces or m.nest.scan is not None for m in self.members):
             self.why = f"the kernel reduces at each point of {_loops(dropped)}, and the reader needs all of these points at once"
             return None
-        if dropped and not self._worth(keep, dropped):
+        if dropped and not self._is_profitable(keep, dropped):
             self.why = f"one kernel could not run the points of {_loops(dropped)} side by side"
             return None
         self.outer = keep
         return taken
 
-    def _worth(self, keep: list[Var], dropped: list[Var]) -> bool:
+    def _is_profitable(self, keep: list[Var], dropped: list[Var]) -> bool:
         """Dropping outer variables narrows the parallel loops; fine when the nest reduces over what is dropped. Of a reduction to one value
         the threads share the inner loops, which cannot be tiled for transposed access.
         """
@@ -259,7 +259,7 @@ class Alignment:
                 ):
                     return self._no("running results that stay in registers are read at other points, or are too long")
         new = Member(replace(self.nest, body=self.body), index, tuple(inner), body)
-        if self._starves([*members, new]):
+        if self._underutilizes([*members, new]):
             return self._no("too few programs would go through too many points each")
         self.group.outer = tuple(self.outer)
         self.group.members = [*members, new]
@@ -275,7 +275,7 @@ class Alignment:
             and row <= (gpu.budgets.column if self._is_across(member) else gpu.budgets.row)
         )
 
-    def _starves(self, members: list[Member]) -> bool:
+    def _underutilizes(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
         if not self.gpu or any(m.nest.team for m in members):
             return False
@@ -288,7 +288,7 @@ class Alignment:
                 continue
             # Neighbours in memory that are different outer points are one program's.
             together = max(1, min(self.gpu.costs.split.columns, outer)) if self._is_across(m) else 1
-            if -(-outer // together) < self.gpu.processors and n * together > self.gpu.costs.alone:
+            if -(-outer // together) < self.gpu.num_sms and n * together > self.gpu.costs.alone:
                 return True
         return False
 

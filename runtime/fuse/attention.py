@@ -133,7 +133,7 @@ def _is_worth(found: Attention, gpu: Gpu) -> bool:
     blocks = count(found.batch) * -(-rows // mma.edge)
     if any(count((v,)) > gpu.budgets.head for v in (found.depth, found.width)):
         return False
-    return rows >= mma.edge and count(found.columns) >= mma.steps and blocks * gpu.costs.share >= gpu.processors
+    return rows >= mma.edge and count(found.columns) >= mma.steps and blocks * gpu.costs.share >= gpu.num_sms
 
 
 def _joined(parts: list[KernelStep | ExternStep]) -> Kernel:

@@ -28,7 +28,7 @@ def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu)
             if rows is columns or rows.reads.isdisjoint(columns.reads) or not _goes_by_rows(rows, gpu):
                 continue
             merged = _merged(rows, columns)
-            if merged is None or int(product(v.extent for v in merged.outer if v not in merged.walk)) < gpu.processors:  # type: ignore[arg-type]
+            if merged is None or int(product(v.extent for v in merged.outer if v not in merged.walk)) < gpu.num_sms:  # type: ignore[arg-type]
                 continue
             order = _placed(left, rows, columns, merged, views)
             if order is not None:

@@ -38,7 +38,7 @@ def copied_outputs(program: Program, row_bytes: RowBytes, gpu: Gpu) -> Program:
     return replace(program, items=items, outputs=outputs)
 
 
-def wide_rows(
+def pad_rows(
     program: Program, items: Sequence[Nest | Extern], views: Mapping[str, Nest], row_bytes: RowBytes, gpu: Gpu
 ) -> dict[str, tuple[Size, ...]]:
     """Strides with wider rows for the matrices inside of a graph that only such calls and loops read and write.
@@ -86,4 +86,4 @@ def wider(b: Buffer, aligned: int, gpu: Gpu) -> tuple[Size, ...] | None:
     return contiguous_strides((*b.shape[:-1], -(-n * each // line) * line // each))
 
 
-__all__ = ["copied_outputs", "wide_rows"]
+__all__ = ["copied_outputs", "pad_rows"]

@@ -39,8 +39,8 @@ Selector = Callable[[Sequence[Kernel], Layouts], Sequence[tuple[float, Tile] | N
 
 @dataclass(frozen=True)
 class Fused:
-    """What a kernel computes: for each batch, row and column the sum over `depth` of `left` times `right`, plus `plus`, in the register `sum`,
-    rounded to `dtype`; then `ends`, at these very loops.
+    """What a kernel computes: for each batch, row and column the sum over `depth` of `left` times `right`, plus `addend`, in the register `sum`,
+    rounded to `dtype`; then `epilogue`, at these very loops.
 
     views  operands as they lie in memory: a layout under a name of its own, and the buffer.
     """
@@ -51,9 +51,9 @@ class Fused:
     depth: Var
     left: Node
     right: Node
-    plus: Node | None
+    addend: Node | None
     dtype: str
-    ends: tuple[Store, ...]
+    epilogue: tuple[Store, ...]
     views: tuple[tuple[Buffer, str], ...]
 
 
@@ -84,11 +84,11 @@ def fuse_products(
     for k, step in enumerate(steps):
         if not isinstance(step, ExternStep) or (at := factors(step.call)) is None or not step.out:
             continue
-        ends = [readers[step.out[0]][0]] if alone(step.out[0]) else []
-        ends = [i for i in ends if isinstance(steps[i], KernelStep)]
+        epilogue = [readers[step.out[0]][0]] if alone(step.out[0]) else []
+        epilogue = [i for i in epilogue if isinstance(steps[i], KernelStep)]
         operands = dict.fromkeys(buffer_of(step.args[i]) for i in at[:2])
-        makers = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs, gpu)]
-        beside = [*ends, *makers]
+        prologues = [writers[n][0] for n in operands if alone(n) and _is_cheap(steps[writers[n][0]], costs, gpu)]
+        beside = [*epilogue, *prologues]
         for numbers in _subsets(beside):
             parts = [s for i in sorted((k, *numbers)) if not isinstance(s := steps[i], CopyStep)]
             fused = fused_of(parts, layouts, factors)
@@ -161,27 +161,31 @@ def fused_of(parts: Sequence[Step], layouts: Layouts, factors: Factors) -> Fused
         return None
     left, right, *more = (v for v in views_of if v is not None)
     depth = Var("depth0", left.shape[-1])
-    makers = {k.writes[0]: k for k in before if len(k.writes) == 1 and _pointwise(k) is not None}
-    if len(makers) != len(before) or not makers.keys() <= {left.buffer, right.buffer} - {v.buffer for v in more}:
+    prologues = {k.writes[0]: k for k in before if len(k.writes) == 1 and _pointwise(k) is not None}
+    if len(prologues) != len(before) or not prologues.keys() <= {left.buffer, right.buffer} - {v.buffer for v in more}:
         return None
     views: list[tuple[Buffer, str]] = []
     index = tuple(map(of, batch))
-    one = operand(left, (*index, of(row), of(depth)), makers, layouts, views)
-    other = operand(right, (*index, of(depth), of(column)), makers, layouts, views)
+    one = operand(left, (*index, of(row), of(depth)), prologues, layouts, views)
+    other = operand(right, (*index, of(depth), of(column)), prologues, layouts, views)
     if one is None or other is None or (one.dtype, other.dtype) != (result.dtype, result.dtype):
         return None
     whole = (*index, of(row), of(column))
-    plus = None
+    addend = None
     if more:
         shape = more[0].shape
-        at_plus = tuple(e if n != 1 else expr(0) for e, n in zip(whole[len(whole) - len(shape) :], shape, strict=True))
-        plus = operand(more[0], at_plus, {}, layouts, views)
-        if plus is None or plus.dtype != result.dtype:
+        at_addend = tuple(
+            e if n != 1 else expr(0) for e, n in zip(whole[len(whole) - len(shape) :], shape, strict=True)
+        )
+        addend = operand(more[0], at_addend, {}, layouts, views)
+        if addend is None or addend.dtype != result.dtype:
             return None
     value = load(SUM, (), result.dtype)
-    ends = _ends(after[0], result.name, value, whole) if after else (Store(result.name, whole, value),)
+    epilogue = _epilogue(after[0], result.name, value, whole) if after else (Store(result.name, whole, value),)
     return (
-        None if ends is None else Fused(batch, row, column, depth, one, other, plus, result.dtype, ends, tuple(views))
+        None
+        if epilogue is None
+        else Fused(batch, row, column, depth, one, other, addend, result.dtype, epilogue, tuple(views))
     )
 
 
@@ -199,7 +203,7 @@ def _pointwise(kernel: Kernel) -> list[Store] | None:
     return None if any(has_values(e) for ld in loads for e in ld.attr.index) else stores
 
 
-def _ends(kernel: Kernel, result: str, value: Node, whole: tuple[Expr, ...]) -> tuple[Store, ...] | None:
+def _epilogue(kernel: Kernel, result: str, value: Node, whole: tuple[Expr, ...]) -> tuple[Store, ...] | None:
     """The stores of a kernel that reads each element of a result once, at the loops of the product."""
     body = _pointwise(kernel)
     found = {ld for st in body or () for ld in st.value.loads() if ld.attr.buffer == result}

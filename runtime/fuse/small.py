@@ -24,7 +24,7 @@ SIDE_BY_SIDE = 16  # members of a group made of some that do not read each other
 NEAREST = 4  # groups before that read a buffer too
 
 
-def join_small(
+def fuse_small(
     groups: Sequence[Group],
     views: Mapping[str, ViewOf],
     layouts: Mapping[str, Buffer],
@@ -213,4 +213,4 @@ def _side_by_side(a: Sequence[Member], b: Sequence[Member], outer: tuple[Var, ..
     )
 
 
-__all__ = ["join_small"]
+__all__ = ["fuse_small"]

@@ -235,9 +235,7 @@ class Pool:
         if results not in self.recent:
             self.recent.append(results)
 
-    def in_the_way(
-        self, spared: frozenset[int], given: Mapping[int, tuple[int, ...]], args: Sequence[Any]
-    ) -> list[Way]:
+    def conflicts(self, spared: frozenset[int], given: Mapping[int, tuple[int, ...]], args: Sequence[Any]) -> list[Way]:
         """Results in use that a replay may overwrite: all but those in blocks that are `spared`, and those in blocks at an address that is
         `given` to it with some of its arguments, if nothing else uses them.
         """

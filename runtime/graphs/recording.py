@@ -164,9 +164,9 @@ class Recording:
             and all(args[k].shape == shape and args[k].stride() == stride for k, shape, stride in self.shapes)
         )
 
-    def in_the_way(self, args: Sequence[Any]) -> list[Way]:
+    def conflicts(self, args: Sequence[Any]) -> list[Way]:
         """Results that somebody uses and a replay might overwrite. Only the list may hold arguments that this was given to overwrite."""
-        return self.pool.in_the_way(self.spared, self.given, args)
+        return self.pool.conflicts(self.spared, self.given, args)
 
     def replay(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The results for these arguments, which fit. Nothing is in the way."""

@@ -98,7 +98,7 @@ class Region:
         ways = []
         for recording in self.recordings:
             if recording.fits(args, state):
-                if not (way := recording.in_the_way(args)):
+                if not (way := recording.conflicts(args)):
                     return self._replayed(recording, args)
                 ways.append(way)
         made = self._record(args, state, ways)

@@ -67,17 +67,17 @@ def element_at(view: ViewOf, index: Sequence[Expr]) -> Expr:
 def operand(
     view: ViewOf,
     index: tuple[Expr, ...],
-    makers: Mapping[str, Kernel],
+    prologues: Mapping[str, Kernel],
     layouts: Layouts,
     views: list[tuple[Buffer, str]],
 ) -> Node | None:
-    """An element of an operand: read where it lies, or where its maker reads it."""
+    """An element of an operand: read where it lies, or where its prologue reads it."""
     base = layouts[view.buffer]
     if not all(isinstance(n, int) for n in (*view.shape, *view.stride, view.offset)):
         return None
-    if (maker := makers.get(view.buffer)) is not None:
+    if (prologue := prologues.get(view.buffer)) is not None:
         at = coordinates(element_at(view, index), base)
-        (store,) = maker.phases[0].body
+        (store,) = prologue.phases[0].body
         mapping = None if at is None or not isinstance(store, Store) else loops_at(store.index, at)
         if mapping is None or not store.value.vars() <= mapping.keys():
             return None

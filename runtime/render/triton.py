@@ -20,7 +20,7 @@ from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.steps import flat_index
 from ..machine import tuning_of
 from ..tile.apart import read_elsewhere
-from ..tile.approximate import coarse
+from ..tile.approximate import approximate
 from ..tile.blocks import most_points
 from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
@@ -34,7 +34,7 @@ from .triton_attention import render_matrices
 from .triton_gather import ROUND, accumulators, rounds
 from .triton_group import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
-from .triton_passes import keep_up
+from .triton_passes import update_online
 from .triton_reductions import Reductions
 from .triton_team import ARGUMENTS, Team
 from .triton_values import (
@@ -121,7 +121,7 @@ class _Renderer:
         self.after: list[str] = []
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = over_groups(kernel)
-        self.v.coarse = coarse(st for _, _, body in self.mapped for st in body)
+        self.v.approximate = approximate(st for _, _, body in self.mapped for st in body)
         self.read_elsewhere = read_elsewhere([st for _, _, body in self.mapped for st in body])
         self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
@@ -163,7 +163,7 @@ class _Renderer:
         for k, (end, body) in enumerate(cut.pieces):
             self.lines = []
             self.v.flat = self.v.deep = Scope(self.lines)
-            self.v.coarse = coarse(body)
+            self.v.approximate = approximate(body)
             self._values_first(body)
             for st in body:
                 self.flat_statement(st)
@@ -331,7 +331,7 @@ class _Renderer:
         for st in body:
             value = self.v.node(st.value)
             if isinstance(st, Online):
-                first, each, last = keep_up(st, value, f"xmask & rmask{group}", held(st.dtype), count)
+                first, each, last = update_online(st, value, f"xmask & rmask{group}", held(st.dtype), count)
                 before += first
                 inside += each
                 totals += last

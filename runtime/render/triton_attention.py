@@ -25,7 +25,7 @@ from ..machine import Gpu
 from ..tile.attention import attention_of, least_block, rows_in_blocks
 from ..tile.contraction import contraction
 from ..tile.logits import factored, score_dtype, unrounded
-from ..tile.mask_bounds import Free, Live, Told, free_columns, live_columns, told_columns
+from ..tile.mask_bounds import DataMaskBounds, Free, MaskBounds, data_mask_bounds, free_columns, mask_bounds
 from .triton_functions import Functions, rounded
 from .triton_fused import render_fused
 from .triton_product import render_product
@@ -48,11 +48,11 @@ class _Renderer(Functions):
         super().__init__(kernel, layouts, name, wide, found.batch, found.views)
         self.found, self.gpu = found, kernel.gpu
         logits, self.factor = factored(unrounded(found.logits, found.score[0]))
-        self.seen, self.free = Live(), Free(logits)
+        self.seen, self.free = MaskBounds(), Free(logits)
         if len(found.rows) == len(found.columns) == 1:
             at = found.rows[0], found.columns[0]
-            self.seen, self.free = live_columns(logits, *at), free_columns(logits, *at)
-        self.told = told_columns(logits, found.rows, found.columns, found.score[0])
+            self.seen, self.free = mask_bounds(logits, *at), free_columns(logits, *at)
+        self.told = data_mask_bounds(logits, found.rows, found.columns, found.score[0])
 
     def render(self) -> list[str]:
         f = self.found
@@ -92,7 +92,7 @@ class _Renderer(Functions):
         lines.append(f'return tl.where({" & ".join(["rmask0", *asked])}, logits, float("-inf"))')
         return self.function("kept", v, lines, digits, "logits")
 
-    def _told(self, k: int, told: Told) -> list[str]:
+    def _told(self, k: int, told: DataMaskBounds) -> list[str]:
         """What data say of a row, and of a column."""
         f = self.found
         sides: list[tuple[str, tuple[Var, ...], tuple[Var, ...], Node, str]]

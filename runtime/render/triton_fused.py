@@ -16,7 +16,7 @@ from ..ir.quote import comment_text
 from ..kernels.operands import count
 from ..kernels.plan import Kernel, Tile
 from ..kernels.steps import flat_index
-from ..tile.approximate import coarse
+from ..tile.approximate import approximate
 from ..tile.fused import blocks_along, described_operands, fused_kernel
 from .triton_functions import Functions
 from .triton_values import TYPES
@@ -66,14 +66,14 @@ class _Renderer(Functions):
         f = self.found
         lines: list[str] = []
         v, digits = self.values(lines, (f.row,), (f.column,))
-        v.coarse = coarse(f.ends)
-        if f.plus is not None:
-            lines.append(f"{SUM} = {SUM} + ({v.node(f.plus)}).to(tl.float32)")
+        v.approximate = approximate(f.epilogue)
+        if f.addend is not None:
+            lines.append(f"{SUM} = {SUM} + ({v.node(f.addend)}).to(tl.float32)")
         lines.append(f"{SUM} = tp.to_dtype({SUM}, {TYPES[f.dtype]})")
         v.local[SUM] = SUM
         v.deep_tiles.add(SUM)
         stores: list[str] = []
-        for st in f.ends:
+        for st in f.epilogue:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
             v.deep.names.setdefault(load(st.buffer, st.index, dtype), value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..tile.passes import Online
 
 
-def keep_up(st: Online, value: str, mask: str, dtype: str, count: str) -> tuple[list[str], list[str], list[str]]:
+def update_online(st: Online, value: str, mask: str, dtype: str, count: str) -> tuple[list[str], list[str], list[str]]:
     """Lines before the loop, inside of it (before those of `st.base`) and after it (after those): an accumulator for each place of a tile.
 
     value, dtype  the block of the value, and its Triton type.
@@ -33,4 +33,4 @@ def keep_up(st: Online, value: str, mask: str, dtype: str, count: str) -> tuple[
     return before, inside, after
 
 
-__all__ = ["keep_up"]
+__all__ = ["update_online"]

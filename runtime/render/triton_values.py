@@ -40,7 +40,7 @@ LIMITS = {
 }
 LIMITS["int64"] = (-(2**63), 2**63 - 1)
 BARRIER = TRITON_LANGUAGE.barrier
-COARSE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
+APPROXIMATE = ("div", "erf", "exp", "reciprocal", "sigmoid", "tanh")  # scalars with a cheaper approximation
 WIDE = (
     "pow",
 )  # those of which float32 is some units in the last place off: a single value (a bias correction) can have them all
@@ -158,7 +158,7 @@ class Values:
 
     layouts  shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
     wide     coordinates need 64 bits.
-    coarse   values that may be approximations.
+    approximate   values that may be approximations.
     kept     what the cache should do with rows of a buffer: Triton's eviction policies.
     rows     loads of rows of which a part stays in registers.
     loops    the inner loops, and last their common index.
@@ -182,7 +182,7 @@ class Values:
     along: tuple[Var, ...] = ()
     each: int = 4
     deep_tiles: set[str] = field(default_factory=set)
-    coarse: frozenset[Node] = frozenset()
+    approximate: frozenset[Node] = frozenset()
     kept: dict[str, str] = field(default_factory=dict)
     rows: Mapping[Node, Row] = field(default_factory=dict)
     slow: dict[Var, tuple[int, str]] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class Values:
             return self.bounded(n, args)
         if n.op == "div" and (inverse := _exact_inverse(n)) is not None:
             return f"({args[0]} * {self.constant(inverse, n.dtype)})"
-        if n.op in COARSE and n in self.coarse:
+        if n.op in APPROXIMATE and n in self.approximate:
             return f"tp.coarse_{n.op}({', '.join(args)})"
         if (n.op, "row") in TRITON_KIND and (row := self.row(n, args)) is not None:
             return row

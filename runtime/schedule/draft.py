@@ -23,7 +23,7 @@ class Options:
 
     costs         relative cost of a scalar operation by name.
     fusion        several nests may be one kernel.
-    frugal        large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
+    minimize_memory  large values have memory only while they live: slower than in an arena that stays, and less beside what training keeps.
     machine       that the plan is for: a GPU has registers where a processor has caches, and runs many programs side by side.
     arena         intermediate values share one block of memory; without, each is allocated by itself.
     out_variants  whether an extern call can write into memory that the plan gives it.
@@ -35,7 +35,7 @@ class Options:
 
     costs: Callable[[str], float] = lambda _: 1
     fusion: bool = True
-    frugal: bool = False
+    minimize_memory: bool = False
     machine: Machine = PORTABLE
     arena: bool = True
     out_variants: Callable[[Extern], bool] = lambda _: False

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..fuse.arguments import bases, same_strides, stored_strides
 from ..fuse.layouts import followed
-from ..fuse.padding import wide_rows
+from ..fuse.padding import pad_rows
 from ..fuse.updates import updated_inputs
 from ..ir.index import product
 from ..ir.nodes import Buffer, Extern, Nest, Size, contiguous_strides, refs
@@ -65,7 +65,7 @@ class _Strides:
         self.hints = _hints(draft)
         for base in bases(items, bodies, draft.gaps):
             self.hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
-        self.wide = wide_rows(program, items, bodies, draft.options.row_bytes, gpu) if gpu else {}
+        self.wide = pad_rows(program, items, bodies, draft.options.row_bytes, gpu) if gpu else {}
         stored = [it for it in items if not (isinstance(it, Nest) and it.name in bodies)]
         self.alike = followed(program, stored, self.hints, gpu.costs.layout) if gpu else {}
 

@@ -17,7 +17,7 @@ from ..fuse.inline import inline
 from ..fuse.known_first import known_first
 from ..fuse.nests import Fuser
 from ..fuse.products import fuse_products
-from ..fuse.small import join_small
+from ..fuse.small import fuse_small
 from ..fuse.updates import update_in_place, without_copies
 from ..ir.learned import learned_by
 from ..ir.nodes import ITEMSIZE, Program
@@ -92,7 +92,7 @@ def merge(draft: Draft) -> None:
     draft.groups = fold_columns(draft.groups, draft.as_views, gpu)
     if options.fusion and not learned_by([*draft.items, *draft.last]):
         held, stores = draft.returned, draft.program.mutations
-        draft.groups = join_small(draft.groups, draft.as_views, draft.layouts, gpu.costs, held, stores)
+        draft.groups = fuse_small(draft.groups, draft.as_views, draft.layouts, gpu.costs, held, stores)
 
 
 def build(draft: Draft) -> None:
@@ -133,7 +133,7 @@ def join_steps(draft: Draft) -> None:
 
 def order(draft: Draft) -> None:
     """Leaves all steps, in the order that needs least memory where memory is short."""
-    if draft.options.frugal:
+    if draft.options.minimize_memory:
         draft.steps = least_memory(
             draft.steps, draft.layouts, _read_later(draft), draft.options.machine.costs.allocation
         )
@@ -153,7 +153,7 @@ def place(draft: Draft) -> None:
     program, steps, outputs = draft.program, draft.steps, tuple(draft.outputs)
     refused = tuple(draft.refused)
     plan = Plan(program.inputs, steps, outputs, draft.layouts, symbols=program.symbols, refused=refused)
-    large = draft.options.machine.costs.allocation if draft.options.frugal else math.inf
+    large = draft.options.machine.costs.allocation if draft.options.minimize_memory else math.inf
     plan_memory(plan, draft.stored, large=large, arena=draft.options.arena)
     kept = {n for s in steps for part in (s, *step_parts(s)) for n in _step_buffers(part)}
     kept |= {b.name for b in program.inputs} | draft.held

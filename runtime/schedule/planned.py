@@ -25,15 +25,15 @@ def plan_of(
     program: Program,
     cfg: Config,
     *,
-    frugal: bool = False,
+    minimize_memory: bool = False,
     machine: Machine = PORTABLE,
     select: Selector | None = None,
 ) -> Plan:
-    """The schedule of a program with separate outputs; `frugal`, `machine` and `select` as in `Options`."""
+    """The schedule of a program with separate outputs; `minimize_memory`, `machine` and `select` as in `Options`."""
     options = Options(
         costs=cost,
         fusion=cfg.fusion,
-        frugal=frugal,
+        minimize_memory=minimize_memory,
         machine=machine,
         # Beside a buffer that has memory of its own is memory that nobody may touch.
         arena=cfg.sanitize == "off",
@@ -53,7 +53,7 @@ def planned_peak(forward: fx.GraphModule, backward: fx.GraphModule, owned: Colle
     """
     with uncounted():
         halves = [lower(g, checks=cfg.index_checks, products=cfg.loop_products) for g in (forward, backward)]
-    plans = [plan_of(separate_outputs(h.program), cfg, frugal=True) for h in halves]
+    plans = [plan_of(separate_outputs(h.program), cfg, minimize_memory=True) for h in halves]
     if any(nbytes(b) is None for plan in plans for b in plan.layouts.values()):
         return None
     # Both take turns with one arena, which stays between them.

@@ -47,8 +47,8 @@ class Target(Protocol):
         """The program in the form that suits the target, before it is scheduled."""
         ...
 
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        """The plan of a prepared program; `frugal` as for `schedule`."""
+    def schedule(self, program: Program, minimize_memory: bool, watch: Watch) -> Plan:
+        """The plan of a prepared program; `minimize_memory` as for `schedule`."""
         ...
 
     def render(self, plan: Plan, boxed: bool) -> Any:

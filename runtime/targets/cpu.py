@@ -59,10 +59,10 @@ class Cpu:
     def prepare(self, program: Program) -> Program:
         return program
 
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
+    def schedule(self, program: Program, minimize_memory: bool, watch: Watch) -> Plan:
         from ..schedule.planned import plan_of
 
-        return plan_of(program, self.cfg, frugal=frugal, machine=cpu_target(self.cfg))
+        return plan_of(program, self.cfg, minimize_memory=minimize_memory, machine=cpu_target(self.cfg))
 
     def render(self, plan: Plan, boxed: bool) -> Unit:
         from ..render.cpp_unit import render_unit

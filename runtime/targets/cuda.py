@@ -43,7 +43,7 @@ from ..render.triton_unit import TritonKernel, TritonUnit, programs_of, render_t
 from ..schedule.planned import plan_of
 from ..tile.cooperative import team_of
 from ..tile.launch import launch
-from ..tile.loop_order import in_memory_order
+from ..tile.loop_order import reorder_loops
 from ..tile.resident import UNROLLED
 from ..tile.routines import rows_of
 from .advice import advise
@@ -94,7 +94,7 @@ class Cuda:
     support = "cuda"
 
     def parts(self) -> dict[str, str]:
-        found = {"target": f"sm_{capability(self.index)} x {gpu_of(self.index).processors}"} | compiler_identity()
+        found = {"target": f"sm_{capability(self.index)} x {gpu_of(self.index).num_sms}"} | compiler_identity()
         if self.cfg.cudagraphs:
             found["replayed"] = "yes"  # other kernels
         # What was measured holds for this very device.
@@ -106,8 +106,8 @@ class Cuda:
         start_workers(sum(isinstance(item, Nest) for item in program.items) // 4, self.cfg)
         return prepared(program, gpu_of(self.index), self.cfg)
 
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, gpu_of(self.index), frugal, self.selector(watch))
+    def schedule(self, program: Program, minimize_memory: bool, watch: Watch) -> Plan:
+        return scheduled(program, self.cfg, gpu_of(self.index), minimize_memory, self.selector(watch))
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=capability(self.index), replayed=self.cfg.cudagraphs)
@@ -239,12 +239,14 @@ def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
     return partial_reductions(program, gpu, costly=costly)
 
 
-def scheduled(program: Program, cfg: Config, gpu: Gpu, frugal: bool = False, select: Selector | None = None) -> Plan:
+def scheduled(
+    program: Program, cfg: Config, gpu: Gpu, minimize_memory: bool = False, select: Selector | None = None
+) -> Plan:
     """The plan of a prepared program for a GPU; `select` as for `schedule`."""
-    plan = plan_of(program, cfg, frugal=frugal, machine=gpu, select=select)
+    plan = plan_of(program, cfg, minimize_memory=minimize_memory, machine=gpu, select=select)
 
     def ordered(kernel: Kernel) -> Kernel:
-        kernel = in_memory_order(kernel, plan.layouts)
+        kernel = reorder_loops(kernel, plan.layouts)
         homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
         return replace(kernel, team=team_of(kernel, plan.layouts, homes))
 

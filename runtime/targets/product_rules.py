@@ -39,7 +39,7 @@ def _choice(rules: Sequence[FusedProduct], kernel: Kernel, layouts: Layouts) -> 
     odd = are_odd(found, layouts, kernel.gpu)
     if not (aligned or odd) or not _is_in_order(found, layouts):
         return None
-    spent = sum(node_cost(st.value, cost) for st in found.ends)
+    spent = sum(node_cost(st.value, cost) for st in found.epilogue)
     rows, columns, depth = (count((v,)) for v in (found.row, found.column, found.depth))
     elements = count(found.batch) * rows * columns
     for rule in rules:
@@ -59,8 +59,10 @@ def _choice(rules: Sequence[FusedProduct], kernel: Kernel, layouts: Layouts) -> 
 def _is_in_order(found: Fused, layouts: Mapping[str, Buffer]) -> bool:
     """Whether neighbours of a row of the product are neighbours, or one element, in all that is stored and read at the end."""
     known = {**layouts, **{b.name: b for b, _ in found.views}}
-    places = [(st.buffer, st.index) for st in found.ends]
-    loads = [ld for st in found.ends for ld in st.value.loads()] + ([] if found.plus is None else [*found.plus.loads()])
+    places = [(st.buffer, st.index) for st in found.epilogue]
+    loads = [ld for st in found.epilogue for ld in st.value.loads()] + (
+        [] if found.addend is None else [*found.addend.loads()]
+    )
     places += [(ld.attr.buffer, ld.attr.index) for ld in loads if ld.attr.buffer in known]
     for name, index in places:
         step = flat_index(index, known[name]).coefficient(found.column)

@@ -16,7 +16,7 @@ BESIDE_ONE = (
 FACTORS = ("mul", "div", "neg", "where", "relu", "maximum", "minimum")  # they pass relative errors on as they are
 
 
-def coarse(statements: Iterable[Statement]) -> frozenset[Node]:
+def approximate(statements: Iterable[Statement]) -> frozenset[Node]:
     """The float32 values that nobody reads but to round them to a dtype of 16 bits, be it after multiplications."""
     exact: set[Node] = set()
     sums: dict[Node, str] = {}  # exponentials, and what keeps their sum
@@ -56,4 +56,4 @@ def _exceeds(user: Node, found: set[Node]) -> bool:
     return user.op == "add" and user in found and any(a.op == "const" and abs(a.attr) >= 1 for a in user.args)
 
 
-__all__ = ["coarse"]
+__all__ = ["approximate"]

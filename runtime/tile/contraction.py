@@ -125,7 +125,7 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
 
 def _turns(found: Product, layouts: Mapping[str, Buffer], gpu: Gpu) -> Turns | None:
     """None where the rows of what is stored begin at the same place of a vector, or turns would not pay."""
-    if not _pays(found):
+    if not _is_profitable(found):
         return None
     (st,) = found.ends
     vector = gpu.limits.vector // ITEMSIZE[layouts[st.buffer].dtype]
@@ -142,7 +142,7 @@ def _turns(found: Product, layouts: Mapping[str, Buffer], gpu: Gpu) -> Turns | N
     return None if any(step in (None, 1) for step in apart) else Turns(turns, line, vector)
 
 
-def _pays(found: Product) -> bool:
+def _is_profitable(found: Product) -> bool:
     """Whether storing is what takes long: one sum, which is stored as it is or nearly so (registers have no room for more beside wide blocks), and so
     many columns that most blocks are whole.
     """

@@ -26,10 +26,10 @@ def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, s
     homes  for each buffer of the kernel the one whose memory it is in.
     """
     rows, length = product(v.extent for v in kernel.outer), _row(kernel)
-    processors, cooperative = kernel.gpu.processors, kernel.gpu.costs.cooperative
-    if not isinstance(rows, int) or not 0 < 2 * rows <= processors or rows * length <= cooperative.points:
+    num_sms, cooperative = kernel.gpu.num_sms, kernel.gpu.costs.cooperative
+    if not isinstance(rows, int) or not 0 < 2 * rows <= num_sms or rows * length <= cooperative.points:
         return 1
-    wanted = min(processors // rows, length // cooperative.piece)
+    wanted = min(num_sms // rows, length // cooperative.piece)
     if wanted < 2:
         return 1
     piece = piece_of(wanted, length, kernel.gpu)

@@ -13,7 +13,7 @@ from ..kernels.plan import Kernel, Store
 from ..kernels.steps import flat_index
 from .flat import collapsed
 from .launch import Launch, launch
-from .passes import fewer_passes
+from .passes import merge_passes
 from .scratch import rematerialized
 from .transpose import squared
 
@@ -46,7 +46,7 @@ def as_rendered(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) ->
     tiled = squared(kernel, layouts)
     kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
     kernel = rematerialized(kernel, shape.persistent).kernel
-    return kernel if shape.persistent else fewer_passes(kernel), layouts
+    return kernel if shape.persistent else merge_passes(kernel), layouts
 
 
 def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> bool:

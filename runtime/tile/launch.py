@@ -17,7 +17,7 @@ from ..machine import Gpu
 from .attention import attention_of, points, widest
 from .contraction import contraction
 from .fused import fused_kernel, points_of
-from .passes import fewer_passes
+from .passes import merge_passes
 from .scratch import roots
 from .transpose import squared
 
@@ -191,7 +191,7 @@ def piece_of(team: int, inner: Size, gpu: Gpu) -> int:
 
 def _passes(kernel: Kernel) -> int:
     """Loops that are left where reductions keep up with each other."""
-    return sum(product(v.extent for v in p.inner) != 1 for p in fewer_passes(kernel).phases)
+    return sum(product(v.extent for v in p.inner) != 1 for p in merge_passes(kernel).phases)
 
 
 def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:

@@ -18,7 +18,7 @@ from ..kernels.steps import flat_index
 _EVERYWHERE = 1 << 62  # more than any distance in memory
 
 
-def in_memory_order(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel:
+def reorder_loops(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel:
     """The kernel with its outer loops in the order that most of what it reads and writes has in memory; those that run one point after
     another (`serial`, `walk`) stay as they are, and so do loops whose steps in memory are symbolic.
     """
@@ -55,4 +55,4 @@ def _accesses(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Iterator[tuple[d
                     yield known, size * ITEMSIZE[layouts[name].dtype]
 
 
-__all__ = ["in_memory_order"]
+__all__ = ["reorder_loops"]

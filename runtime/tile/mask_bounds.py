@@ -19,7 +19,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8")
 
 
 @dataclass(frozen=True)
-class Live:
+class MaskBounds:
     """The columns row - before, ..., row + behind of a row (None: no bound)."""
 
     before: int | None = None
@@ -27,7 +27,7 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Told:
+class DataMaskBounds:
     """A column has a logit for a row only where `column` is true of it (no `op`), or where `op` holds for the row's `row` and its `column`, both
     whole numbers.
     """
@@ -37,9 +37,9 @@ class Told:
     row: Node | None = None
 
 
-def told_columns(logits: Node, rows: Collection[Var], columns: Collection[Var], score: str) -> list[Told]:
+def data_mask_bounds(logits: Node, rows: Collection[Var], columns: Collection[Var], score: str) -> list[DataMaskBounds]:
     """What the outermost choices of a logit ask of data, one number for each column. `score`: the register that is no data."""
-    found: list[Told] = []
+    found: list[DataMaskBounds] = []
     while (choice := _choice(logits)) is not None:
         condition, holds, logits = choice
         for part, true in _parts(condition, holds):
@@ -53,10 +53,10 @@ def told_columns(logits: Node, rows: Collection[Var], columns: Collection[Var], 
     return found
 
 
-def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> Told | None:
+def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> DataMaskBounds | None:
     of_rows, of_columns = not rows.isdisjoint(n.vars()), not columns.isdisjoint(n.vars())
     if of_columns and not of_rows:
-        return Told(n if holds else Node("logical_not", (n,), "bool"))
+        return DataMaskBounds(n if holds else Node("logical_not", (n,), "bool"))
     if not of_columns or len(n.args) != 2 or any(a.dtype not in _WHOLE for a in n.args):
         return None
     op = n.op if holds else _OPPOSITE.get(n.op, "eq" if n.op == "ne" else "")
@@ -64,7 +64,7 @@ def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -
     if not columns.isdisjoint(row.vars()):
         row, column, op = column, row, _TURNED.get(op, "")
     apart = columns.isdisjoint(row.vars()) and rows.isdisjoint(column.vars())
-    return Told(column, op, row) if apart and op in _TURNED else None
+    return DataMaskBounds(column, op, row) if apart and op in _TURNED else None
 
 
 def _parts(n: Node, holds: bool) -> Iterator[tuple[Node, bool]]:
@@ -78,9 +78,9 @@ def _parts(n: Node, holds: bool) -> Iterator[tuple[Node, bool]]:
         yield n, holds
 
 
-def live_columns(logits: Node, row: Var, column: Var) -> Live:
+def mask_bounds(logits: Node, row: Var, column: Var) -> MaskBounds:
     """What the outermost choices of a logit say, those with -inf on one side: the logits of all other columns are -inf."""
-    found: list[Live] = []
+    found: list[MaskBounds] = []
     while (choice := _choice(logits)) is not None:
         condition, holds, logits = choice
         found += [live for c in _conditions(condition, holds) if (live := _bound(c, row, column)) is not None]
@@ -95,12 +95,12 @@ class Free:
 
     logits: Node
     conditions: tuple[tuple[Node, bool], ...] = ()
-    live: Live = Live()
+    live: MaskBounds = MaskBounds()
 
 
 def free_columns(logits: Node, row: Var, column: Var) -> Free:
     """A logit, and what is asked before it counts."""
-    found: list[Live] = []
+    found: list[MaskBounds] = []
     asked: list[tuple[Node, bool]] = []
     while logits.op == "where" and (choice := _choice(logits)) is not None:
         condition, holds, inner = choice
@@ -113,8 +113,8 @@ def free_columns(logits: Node, row: Var, column: Var) -> Free:
     return Free(logits, tuple(asked), _all(found))
 
 
-def _all(found: list[Live]) -> Live:
-    return Live(
+def _all(found: list[MaskBounds]) -> MaskBounds:
+    return MaskBounds(
         min((n for f in found if (n := f.before) is not None), default=None),
         min((n for f in found if (n := f.behind) is not None), default=None),
     )
@@ -131,14 +131,14 @@ def _choice(n: Node) -> tuple[Node, bool, Node] | None:
     return None
 
 
-def _bound(gap: Expr | None, row: Var, column: Var) -> Live | None:
+def _bound(gap: Expr | None, row: Var, column: Var) -> MaskBounds | None:
     """The columns for which an expression is not negative, if it is a difference of row and column."""
     if gap is None:
         return None
     if (rest := gap - of(row) + of(column)).is_const:
-        return Live(behind=int(rest))
+        return MaskBounds(behind=int(rest))
     if (rest := gap - of(column) + of(row)).is_const:
-        return Live(before=int(rest))
+        return MaskBounds(before=int(rest))
     return None
 
 
@@ -162,4 +162,4 @@ def _coordinate(n: Node) -> Expr | None:
     return expr(n.attr) if n.op == "const" and n.dtype == "int64" else None
 
 
-__all__ = ["Free", "Live", "Told", "free_columns", "live_columns", "told_columns"]
+__all__ = ["DataMaskBounds", "Free", "MaskBounds", "data_mask_bounds", "free_columns", "mask_bounds"]

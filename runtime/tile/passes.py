@@ -26,7 +26,7 @@ class Online(Reduce):
     beside: str = ""
 
 
-def fewer_passes(kernel: Kernel) -> Kernel:
+def merge_passes(kernel: Kernel) -> Kernel:
     """The kernel with each reduction in the first loop in which it can be computed."""
     phases = list(kernel.phases)
     for j in range(len(phases)):
@@ -97,4 +97,4 @@ def _is_number(n: Node, value: Size) -> bool:
     return n.op == "const" and n.attr == value
 
 
-__all__ = ["Online", "fewer_passes"]
+__all__ = ["Online", "merge_passes"]

@@ -104,7 +104,7 @@ from opforge.runtime.machine import Gpu, gpu_target
 from tests.support.interpreted import interpreted
 
 assert gpu_target(89).name == "sm_87"
-with tempfile.TemporaryDirectory() as folder, interpreted(Path(folder), Gpu(GPU_TARGETS[sys.argv[1]], processors=12)):
+with tempfile.TemporaryDirectory() as folder, interpreted(Path(folder), Gpu(GPU_TARGETS[sys.argv[1]], num_sms=12)):
     print(json.dumps(texts()))
 """
 

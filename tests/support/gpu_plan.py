@@ -24,13 +24,13 @@ from opforge.runtime.targets.cuda import prepared, scheduled
 
 from .machines import H200
 
-PROCESSORS = H200.processors
+NUM_SMS = H200.num_sms
 
 
 def planned(
     fn: Callable[..., Any],
     inputs: Sequence[Tensor],
-    processors: int = PROCESSORS,
+    num_sms: int = NUM_SMS,
     select: Selector | None = None,
     writes: bool = False,
 ) -> Plan:
@@ -43,10 +43,10 @@ def planned(
     lowerer = _Lowerer(traced.graph, "cpu", True, 0)
     lowerer.b.atomic, lowerer.b.unordered = _atomic(), True
     loops = lowerer.run(written_inside(traced) if writes else {}).program
-    program = prepared(one_hot_sums(separate_outputs(loops)), replace(H200, processors=processors))
-    plan = scheduled(program, Config(), replace(H200, processors=processors), select=select)
+    program = prepared(one_hot_sums(separate_outputs(loops)), replace(H200, num_sms=num_sms))
+    plan = scheduled(program, Config(), replace(H200, num_sms=num_sms), select=select)
     check(program, plan)
     return plan
 
 
-__all__ = ["H200", "PROCESSORS", "planned"]
+__all__ = ["H200", "NUM_SMS", "planned"]

@@ -61,8 +61,8 @@ class Interpreted:
     def prepare(self, program: Program) -> Program:
         return prepared(program, self.gpu, self.cfg)
 
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, self.gpu, frugal)
+    def schedule(self, program: Program, minimize_memory: bool, watch: Watch) -> Plan:
+        return scheduled(program, self.cfg, self.gpu, minimize_memory)
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=self.gpu.target.capability)

@@ -9,7 +9,7 @@ from opforge.runtime.kernels.plan import KernelStep, Plan
 from opforge.runtime.machine import Gpu
 
 AVX2 = CPU_TARGETS["avx2"]
-H200 = Gpu(GPU_TARGETS["sm_90"], processors=132)
+H200 = Gpu(GPU_TARGETS["sm_90"], num_sms=132)
 
 
 def launched_on(plan: Plan, gpu: Gpu) -> Plan:

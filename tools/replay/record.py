@@ -55,8 +55,8 @@ class GpuRecord(Interpreted):
 
     support = "cuda"
 
-    def schedule(self, program: Program, frugal: bool, watch: Watch) -> Plan:
-        return scheduled(program, self.cfg, H200, frugal, by_table(CAPABILITY))
+    def schedule(self, program: Program, minimize_memory: bool, watch: Watch) -> Plan:
+        return scheduled(program, self.cfg, H200, minimize_memory, by_table(CAPABILITY))
 
     def render(self, plan: Plan, boxed: bool) -> TritonUnit:
         return render_triton(plan, boxed=boxed, capability=CAPABILITY)
@@ -107,10 +107,12 @@ def recorded(machine: str) -> Iterator[Record]:
         watch: Watch,
         *,
         boxed: bool = False,
-        frugal: bool = False,
+        minimize_memory: bool = False,
         **_: Any,
     ) -> tuple[Compiled, Artifacts]:
-        made = cold.make(lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, frugal=frugal)
+        made = cold.make(
+            lowered.program, parameters(lowered), target, cfg, watch, boxed=boxed, minimize_memory=minimize_memory
+        )
         parts = {"plan": plan_text(made.plan), "kernels": made.source, "wrapper": made.wrapper}
         record.add(watch.title, "\n".join(f"--- {name}\n{text.strip()}\n" for name, text in parts.items()))
         graph, written = given.pop(id(lowered))

@@ -159,7 +159,7 @@ class _Rows:
     """Which stored values a program reduces by rows, and how many programs a GPU should have for a reduction."""
 
     def __init__(self, program: Program, gpu: Gpu) -> None:
-        self.programs, self.split = gpu.costs.programs * gpu.processors, gpu.costs.split
+        self.programs, self.split = gpu.costs.programs * gpu.num_sms, gpu.costs.split
         # Those that are known: of inputs, calls, and of nests that eager lays out in its own way.
         self.strides = {name: b.stride for name, b in program.shapes().items()}
         self.strides.update((item.name, item.stride) for item in program.items if isinstance(item, Nest))

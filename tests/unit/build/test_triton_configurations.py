@@ -109,7 +109,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(f: Callable[..., Any], cfg: Config, *inputs: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     """Files and metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
-    made = make(lowered.program, parameters(lowered), Cuda(cfg, 0), cfg, Watch("off", ""), boxed=False, frugal=False)
+    made = make(
+        lowered.program, parameters(lowered), Cuda(cfg, 0), cfg, Watch("off", ""), boxed=False, minimize_memory=False
+    )
     return dict(made.files), dict(made.meta)
 
 

@@ -120,7 +120,13 @@ def build(cfg: Config, timer: Stopwatch, f: Callable[..., Any] = gelu) -> dict[s
     """Metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs()).graph)
     made = make(
-        lowered.program, parameters(lowered), Cuda(cfg, 0, timer), cfg, Watch("off", ""), boxed=False, frugal=False
+        lowered.program,
+        parameters(lowered),
+        Cuda(cfg, 0, timer),
+        cfg,
+        Watch("off", ""),
+        boxed=False,
+        minimize_memory=False,
     )
     return dict(made.meta)
 

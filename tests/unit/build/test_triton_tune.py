@@ -109,7 +109,7 @@ def build(
     """Files and metadata of a program's entry, as for a GPU."""
     lowered = lower(trace(torch.fx.symbolic_trace(f), inputs).graph)
     target = Cuda(cfg, 0, timer)
-    made = make(lowered.program, parameters(lowered), target, cfg, Watch("off", ""), boxed=False, frugal=False)
+    made = make(lowered.program, parameters(lowered), target, cfg, Watch("off", ""), boxed=False, minimize_memory=False)
     return dict(made.files), dict(made.meta)
 
 

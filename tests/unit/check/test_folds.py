@@ -21,7 +21,7 @@ from tests.support.loops import pointwise, program_of, reduce
 from tests.support.machines import H200
 from tests.unit.render.test_cpp import index_add
 
-GPU = replace(H200, processors=4)
+GPU = replace(H200, num_sms=4)
 
 
 def rows_and_columns(b: Any, x: Any) -> Any:

@@ -20,7 +20,7 @@ from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
 from tests.support.machines import H200
 
-GPU = replace(H200, processors=4)
+GPU = replace(H200, num_sms=4)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from tests.support.ir_text import parse
 from tests.support.loops import plan_of, pointwise, program_of, reduce, softmax
 from tests.support.machines import H200, with_split
 
-GPU = replace(H200, processors=66)
+GPU = replace(H200, num_sms=66)
 SPLIT = GPU.costs.split
 
 CASES: dict[str, tuple[tuple[int, ...], Any]] = {

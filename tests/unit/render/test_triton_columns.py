@@ -76,7 +76,7 @@ CASES: dict[str, Case] = {
         lambda: [torch.randn(1, 161).expand(2, 161)],
     ),
 }
-PROCESSORS = 4
+NUM_SMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def made() -> dict[str, tuple[Plan, TritonUnit, list[Tensor]]]:
     found = {}
     for name, (fn, make) in CASES.items():
         inputs = make()
-        plan = planned(fn, inputs, PROCESSORS)
+        plan = planned(fn, inputs, NUM_SMS)
         found[name] = plan, render_triton(plan), inputs
     return found
 

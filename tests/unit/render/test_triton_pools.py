@@ -91,7 +91,7 @@ def test_positions_are_kept_in_few_bits(size: int, dtype: torch.dtype) -> None:
     assert torch.int64 not in [t.dtype for t in kept]
     for half in (parts.forward, parts.backward.graph):
         program = prepared(separate_outputs(lower(half).program), H200)
-        plan = scheduled(program, Config(), H200, frugal=True)
+        plan = scheduled(program, Config(), H200, minimize_memory=True)
         check(program, plan)
         assert len(plan.kernels()) == 1
         assert not any(isinstance(step, ExternStep) for step in plan.steps)

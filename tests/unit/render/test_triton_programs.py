@@ -31,7 +31,7 @@ from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results
 
 ATEN = torch.ops.aten
-PROCESSORS = 132
+NUM_SMS = 132
 Case = tuple[Callable[..., Any], Callable[[], list[Tensor]]]
 
 
@@ -230,7 +230,7 @@ def test_many_points_are_not_left_to_few_programs(plans: dict[str, tuple[Plan, l
                 programs = unit.programs[k.name]
                 assert isinstance(programs, int)
                 # Those of teams hold all that they work on, one on each processor; whole rows have as many.
-                assert programs >= PROCESSORS if k.team == 1 else PROCESSORS * 3 // 4 < programs <= PROCESSORS
+                assert programs >= NUM_SMS if k.team == 1 else NUM_SMS * 3 // 4 < programs <= NUM_SMS
 
 
 def test_updates_by_independent_programs(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:

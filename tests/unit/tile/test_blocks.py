@@ -67,7 +67,7 @@ def ran() -> dict[str, Ran]:
     jobs: list[tuple[str, tuple[int, int], Job, Any]] = []
     for name, (fn, make) in CASES.items():
         inputs = make()
-        plan = planned(fn, inputs, processors=0)
+        plan = planned(fn, inputs, num_sms=0)
         trials = [t for _, t in trials_of(plan, render_triton(plan)) if isinstance(t, Trial)]
         trial = trials[0]
         assert kind_of(launch(plan.kernels()[0], plan.layouts)) == name.replace("branches", "points")

@@ -23,7 +23,7 @@ from opforge.runtime.render.triton_team import SLOT
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.tile.launch import piece_of
-from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.gpu_plan import NUM_SMS, planned
 from tests.support.ir_text import parse
 from tests.support.loops import Ran, agree
 from tests.support.machines import H200
@@ -65,11 +65,11 @@ CASES: dict[str, Case] = {
 }
 
 
-def made(name: str, processors: int = PROCESSORS) -> tuple[Plan, list[Tensor]]:
+def made(name: str, num_sms: int = NUM_SMS) -> tuple[Plan, list[Tensor]]:
     torch.manual_seed(0)
     fn, make = CASES[name]
     inputs = make()
-    return planned(fn, inputs, processors), inputs
+    return planned(fn, inputs, num_sms), inputs
 
 
 def teams(plan: Plan) -> list[Kernel]:
@@ -96,7 +96,7 @@ def test_one_kernel_that_compiles_for_sm90(name: str, tmp_path: Path) -> None:
     (team,) = teams(plan)
     # Of two results, the other is made by rows as they are read.
     assert len(plan.kernels()) == (3 if name == "two results" else 1)
-    assert unit.programs[called] <= PROCESSORS
+    assert unit.programs[called] <= NUM_SMS
     assert space % (SLOT * unit.programs[called]) == 0
     assert kernel.pointers[-2:] == ("i32", "i64")
     assert cuda.configurations(kernel, H200) == [kernel]
@@ -159,7 +159,7 @@ def test_unfused_reductions_are_cut() -> None:
     whole = cuda.prepared(program, H200)
     cut = cuda.prepared(program, H200, Config(fusion=False))
     assert len(whole.items) < len(cut.items)
-    assert read_again(program, replace(H200, processors=PROCESSORS))
+    assert read_again(program, replace(H200, num_sms=NUM_SMS))
     assert dump(parse(dump(whole))) == dump(whole)
     assert " together" in dump(whole)
     assert " together" not in dump(cut)

@@ -22,7 +22,7 @@ from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.machine import tuning_of
 from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
-from tests.support.gpu_plan import PROCESSORS, planned
+from tests.support.gpu_plan import NUM_SMS, planned
 from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results
 
@@ -41,11 +41,11 @@ CASES: dict[str, Case] = {
 }
 
 
-def unit_of(name: str, processors: int = PROCESSORS) -> tuple[Plan, list[Tensor], TritonUnit]:
+def unit_of(name: str, num_sms: int = NUM_SMS) -> tuple[Plan, list[Tensor], TritonUnit]:
     torch.manual_seed(0)
     fn, make = CASES[name]
     inputs = make()
-    plan = planned(fn, inputs, processors)
+    plan = planned(fn, inputs, num_sms)
     return plan, inputs, render_triton(plan, tuning=ON)
 
 

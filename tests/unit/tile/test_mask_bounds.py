@@ -6,7 +6,14 @@ import pytest
 
 from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Node, const, index_node, load
-from opforge.runtime.tile.mask_bounds import Free, Live, Told, free_columns, live_columns, told_columns
+from opforge.runtime.tile.mask_bounds import (
+    DataMaskBounds,
+    Free,
+    MaskBounds,
+    data_mask_bounds,
+    free_columns,
+    mask_bounds,
+)
 
 ROW, COLUMN = Var("o0", 100), Var("r0", 100)
 LOWEST = const(-float("inf"), "float32")
@@ -35,41 +42,41 @@ ALWAYS_TOLD = load("mask", (I, J), "bool")
 @pytest.mark.parametrize(
     ("logits", "wanted"),
     [
-        (SCORE, Live()),
-        (where(CAUSAL, SCORE, LOWEST), Live(behind=0)),
-        (where(holds("gt", at(I), at(J)), SCORE, LOWEST), Live(behind=-1)),
-        (where(holds("lt", at(I), at(J)), LOWEST, SCORE), Live(behind=0)),
-        (where(holds("le", at(J), at(I + 7)), SCORE, LOWEST), Live(behind=7)),
-        (where(holds("lt", at(I), at(J)), SCORE, LOWEST), Live(before=-1)),
-        (where(holds("logical_and", CAUSAL, NEAR), SCORE, LOWEST), Live(before=39, behind=0)),
-        (where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST), Live(before=39, behind=0)),
-        (where(holds("logical_not", CAUSAL), LOWEST, SCORE), Live(behind=0)),
-        (where(holds("logical_and", ALWAYS_TOLD, CAUSAL), SCORE, LOWEST), Live(behind=0)),
+        (SCORE, MaskBounds()),
+        (where(CAUSAL, SCORE, LOWEST), MaskBounds(behind=0)),
+        (where(holds("gt", at(I), at(J)), SCORE, LOWEST), MaskBounds(behind=-1)),
+        (where(holds("lt", at(I), at(J)), LOWEST, SCORE), MaskBounds(behind=0)),
+        (where(holds("le", at(J), at(I + 7)), SCORE, LOWEST), MaskBounds(behind=7)),
+        (where(holds("lt", at(I), at(J)), SCORE, LOWEST), MaskBounds(before=-1)),
+        (where(holds("logical_and", CAUSAL, NEAR), SCORE, LOWEST), MaskBounds(before=39, behind=0)),
+        (where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST), MaskBounds(before=39, behind=0)),
+        (where(holds("logical_not", CAUSAL), LOWEST, SCORE), MaskBounds(behind=0)),
+        (where(holds("logical_and", ALWAYS_TOLD, CAUSAL), SCORE, LOWEST), MaskBounds(behind=0)),
         # An alternative leaves out nothing, and neither does what is no plain difference, or another number than -inf.
-        (where(holds("logical_or", CAUSAL, ALWAYS_TOLD), SCORE, LOWEST), Live()),
-        (where(holds("logical_and", CAUSAL, NEAR), LOWEST, SCORE), Live()),
-        (where(holds("ge", at(I * 2), at(J)), SCORE, LOWEST), Live()),
-        (where(holds("ge", at(I // 16), at(J // 16)), SCORE, LOWEST), Live()),
-        (where(CAUSAL, SCORE, const(-3e38, "float32")), Live()),
-        (where(CAUSAL, SCORE, const(float("inf"), "float32")), Live()),
-        (Node("add", (where(CAUSAL, SCORE, LOWEST), SCORE), "float32"), Live()),
+        (where(holds("logical_or", CAUSAL, ALWAYS_TOLD), SCORE, LOWEST), MaskBounds()),
+        (where(holds("logical_and", CAUSAL, NEAR), LOWEST, SCORE), MaskBounds()),
+        (where(holds("ge", at(I * 2), at(J)), SCORE, LOWEST), MaskBounds()),
+        (where(holds("ge", at(I // 16), at(J // 16)), SCORE, LOWEST), MaskBounds()),
+        (where(CAUSAL, SCORE, const(-3e38, "float32")), MaskBounds()),
+        (where(CAUSAL, SCORE, const(float("inf"), "float32")), MaskBounds()),
+        (Node("add", (where(CAUSAL, SCORE, LOWEST), SCORE), "float32"), MaskBounds()),
     ],
 )
-def test_bounds(logits: Node, wanted: Live) -> None:
-    assert live_columns(logits, ROW, COLUMN) == wanted
+def test_bounds(logits: Node, wanted: MaskBounds) -> None:
+    assert mask_bounds(logits, ROW, COLUMN) == wanted
 
 
 @pytest.mark.parametrize(
     ("logits", "wanted"),
     [
         (SCORE, Free(SCORE)),
-        (where(CAUSAL, SCORE, LOWEST), Free(SCORE, ((CAUSAL, True),), Live(behind=0))),
-        (where(LATER, LOWEST, SCORE), Free(SCORE, ((LATER, False),), Live(behind=0))),
+        (where(CAUSAL, SCORE, LOWEST), Free(SCORE, ((CAUSAL, True),), MaskBounds(behind=0))),
+        (where(LATER, LOWEST, SCORE), Free(SCORE, ((LATER, False),), MaskBounds(behind=0))),
         (
             where(CAUSAL, where(NEAR, SCORE, LOWEST), LOWEST),
-            Free(SCORE, ((CAUSAL, True), (NEAR, True)), Live(before=39, behind=0)),
+            Free(SCORE, ((CAUSAL, True), (NEAR, True)), MaskBounds(before=39, behind=0)),
         ),
-        (where(BOTH, SCORE, LOWEST), Free(SCORE, ((BOTH, True),), Live(before=39, behind=0))),
+        (where(BOTH, SCORE, LOWEST), Free(SCORE, ((BOTH, True),), MaskBounds(before=39, behind=0))),
         # A choice that asks something else too has to be made everywhere, and so has all that is inside of it.
         *(
             (logits, Free(logits))
@@ -82,7 +89,7 @@ def test_bounds(logits: Node, wanted: Live) -> None:
         ),
         (
             where(CAUSAL, where(ALWAYS_TOLD, SCORE, LOWEST), LOWEST),
-            Free(where(ALWAYS_TOLD, SCORE, LOWEST), ((CAUSAL, True),), Live(behind=0)),
+            Free(where(ALWAYS_TOLD, SCORE, LOWEST), ((CAUSAL, True),), MaskBounds(behind=0)),
         ),
     ],
 )
@@ -97,18 +104,18 @@ PADDED = load("padded", (J,), "bool")
 @pytest.mark.parametrize(
     ("logits", "wanted"),
     [
-        (where(holds("eq", OF_ROW, OF_COLUMN), SCORE, LOWEST), [Told(OF_COLUMN, "eq", OF_ROW)]),
-        (where(holds("eq", OF_COLUMN, OF_ROW), SCORE, LOWEST), [Told(OF_COLUMN, "eq", OF_ROW)]),
-        (where(holds("ne", OF_ROW, OF_COLUMN), LOWEST, SCORE), [Told(OF_COLUMN, "eq", OF_ROW)]),
-        (where(holds("le", OF_COLUMN, OF_ROW), SCORE, LOWEST), [Told(OF_COLUMN, "ge", OF_ROW)]),
-        (where(holds("lt", OF_ROW, OF_COLUMN), LOWEST, SCORE), [Told(OF_COLUMN, "ge", OF_ROW)]),
-        (where(holds("gt", OF_ROW, at(J)), SCORE, LOWEST), [Told(at(J), "gt", OF_ROW)]),
-        (where(PADDED, LOWEST, SCORE), [Told(holds("logical_not", PADDED))]),
-        (where(PADDED, SCORE, LOWEST), [Told(PADDED)]),
-        (where(holds("lt", at(J), LENGTH), SCORE, LOWEST), [Told(holds("lt", at(J), LENGTH))]),
+        (where(holds("eq", OF_ROW, OF_COLUMN), SCORE, LOWEST), [DataMaskBounds(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("eq", OF_COLUMN, OF_ROW), SCORE, LOWEST), [DataMaskBounds(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("ne", OF_ROW, OF_COLUMN), LOWEST, SCORE), [DataMaskBounds(OF_COLUMN, "eq", OF_ROW)]),
+        (where(holds("le", OF_COLUMN, OF_ROW), SCORE, LOWEST), [DataMaskBounds(OF_COLUMN, "ge", OF_ROW)]),
+        (where(holds("lt", OF_ROW, OF_COLUMN), LOWEST, SCORE), [DataMaskBounds(OF_COLUMN, "ge", OF_ROW)]),
+        (where(holds("gt", OF_ROW, at(J)), SCORE, LOWEST), [DataMaskBounds(at(J), "gt", OF_ROW)]),
+        (where(PADDED, LOWEST, SCORE), [DataMaskBounds(holds("logical_not", PADDED))]),
+        (where(PADDED, SCORE, LOWEST), [DataMaskBounds(PADDED)]),
+        (where(holds("lt", at(J), LENGTH), SCORE, LOWEST), [DataMaskBounds(holds("lt", at(J), LENGTH))]),
         (
             where(holds("logical_and", CAUSAL, holds("eq", OF_ROW, OF_COLUMN)), where(PADDED, LOWEST, SCORE), LOWEST),
-            [Told(OF_COLUMN, "eq", OF_ROW), Told(holds("logical_not", PADDED))],
+            [DataMaskBounds(OF_COLUMN, "eq", OF_ROW), DataMaskBounds(holds("logical_not", PADDED))],
         ),
         # Coordinates are told without a look; a number for each row and column, an alternative, and what only forbids one number leave out nothing.
         (where(CAUSAL, SCORE, LOWEST), []),
@@ -122,5 +129,5 @@ PADDED = load("padded", (J,), "bool")
         (where(PADDED, SCORE, const(0, "float32")), []),
     ],
 )
-def test_columns_that_data_leave_out(logits: Node, wanted: list[Told]) -> None:
-    assert told_columns(logits, (ROW,), (COLUMN,), "score") == wanted
+def test_columns_that_data_leave_out(logits: Node, wanted: list[DataMaskBounds]) -> None:
+    assert data_mask_bounds(logits, (ROW,), (COLUMN,), "score") == wanted

@@ -65,7 +65,7 @@ def test_right(name: str) -> None:
     torch.manual_seed(0)
     fn, make = CASES[name]
     inputs = make()
-    plan = planned(fn, inputs, processors=1)
+    plan = planned(fn, inputs, num_sms=1)
     assert "kept0[roffset // RBLOCK]" in source(plan)
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     eager, exact = fn(*inputs), fn(*wide)
