@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...generated.dispatch_tables import ROLES
-from ..backward.compiled import CompiledBackward, Saved, Tangent, constant_results, watched_tensors
+from ..backward.compiled import CompiledBackward, Tangent, constant_results, saved_values, watched_tensors
 from ..config import current
 from ..dispatch.autograd.joint import Gradients
 from ..dispatch.operators.schema import op_info
@@ -200,7 +200,14 @@ def read_backward(
     forward.recompile()
     at = {n: k for k, n in enumerate(primals)}
     places = [("input", at[n]) if n in at else ("output", results + k) for k, n in enumerate(saved)]
-    values = [Saved(p, isinstance(_value(n), torch.Tensor)) for p, n in zip(places, saved, strict=True)]
+    values = saved_values(places, [_value(n) for n in saved], gradients, results, symbolic=True)
+    order = sorted(range(len(saved)), key=lambda k: values[k].is_tensor)  # sizes come first
+    for node, given in zip(taken, (*(_value(saved[k]) for k in order), *tangents), strict=True):
+        if (found := _kind(_value(node))) != (wanted := _kind(given)):
+            raise ValueError(
+                f"partition_fn: {node.name} of the backward is {found} where it is given {wanted}; a backward takes saved sizes, saved "
+                "tensors in the order in which the forward returns them, then tangents"
+            )
     rest = _beyond(gradients.inputs, arguments, len(gradients.inputs) + further)
     place = {k: arguments + n for n, k in enumerate(rest)}
     inputs = (*range(arguments), *(gradients.inputs[k] if k < len(gradients.inputs) else -1 - k for k in rest))
@@ -210,7 +217,7 @@ def read_backward(
         arguments=arguments,
         results=results,
         constant=constant_results(returned[:results], gradients),
-        saved=tuple(sorted(values, key=lambda s: s.is_tensor)),  # sizes come first
+        saved=tuple(values[k] for k in order),
         tangents=tuple(map(Tangent.of, tangents)),
         watched=watched_tensors(gradients, values, partial=False),
         gradients=replace(gradients, inputs=inputs, wrapped_gradients=wrapped),
@@ -224,6 +231,11 @@ def _expect(what: str, found: int, expected: int) -> None:
 
 def _value(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, fx.Node) else node
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in words that hold for all sizes."""
+    return f"a {value.dtype} tensor of {value.dim()} dimensions" if isinstance(value, torch.Tensor) else "a number"
 
 
 def root_of(node: Any) -> Any:

@@ -36,10 +36,11 @@ def over_saved(
     return call
 
 
-def _uses(tensors: list[Any], k: int) -> tuple[int, int, int]:
-    """How often the tensor at a position is used: by Python, as a tensor, and its memory."""
+def _uses(tensors: list[Any], k: int) -> tuple[int, int, int, int]:
+    """How often the tensor at a position is used: by Python, as a tensor, its memory, and the memory's Python object, of which there is one."""
     t = tensors[k]
-    return sys.getrefcount(t), tensor_uses(t), storage_uses(t.untyped_storage()._cdata)
+    memory = t.untyped_storage()
+    return sys.getrefcount(t), tensor_uses(t), storage_uses(memory._cdata), sys.getrefcount(memory)
 
 
 _ALONE = _uses([torch.empty(1)], 0)

@@ -33,6 +33,13 @@ def to_json(program: HostProgram) -> str:
 def from_json(text: str) -> HostProgram:
     """Raises `HostProgramError` for what is no host program, or none that can run."""
     try:
+        return _read(text)
+    except (RecursionError, MemoryError):  # the latter is what Python's parser raises for a formula
+        raise HostProgramError("it is nested too deeply to be read") from None
+
+
+def _read(text: str) -> HostProgram:
+    try:
         data = json.loads(text)
     except ValueError as error:
         raise HostProgramError(f"no JSON: {error}") from None
@@ -141,7 +148,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _size(terms: list[Any]) -> Expr:
-    return Expr(tuple((tuple(_atom(f) for f in factors), int(c)) for c, *factors in terms))
+    for c, *_ in terms:
+        if type(c) is not int:
+            raise ValueError(f"{c!r} is no coefficient of a size")
+    return Expr(tuple((tuple(_atom(f) for f in factors), c) for c, *factors in terms))
 
 
 def _atom(factor: Any) -> Atom:

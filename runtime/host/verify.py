@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
+
+import torch
 
 from ...errors import HostProgramError
 from ..ir.index import Expr, Sym
@@ -58,6 +61,9 @@ def describe(one: Instruction) -> str:
 def verify(program: HostProgram) -> None:
     """Check that the program can run. Raises `HostProgramError`, which names the instruction and the reason."""
     given = (*program.parameters, *program.constants)
+    for name in (program.name, *given, *program.arena):
+        if reason := _no_name(name):
+            raise HostProgramError(f"{program.name}: {reason}")
     if len(set(given)) != len(given):
         raise HostProgramError(f"{program.name}: two parameters or constants have one name")
     for name, slot in program.arena.items():
@@ -70,6 +76,11 @@ def verify(program: HostProgram) -> None:
         raise HostProgramError(f"{program.name}: the arena is not given back")
 
 
+def _no_name(name: str) -> str:
+    """Why there can be nothing of that name in Python, or nothing."""
+    return "" if name.isidentifier() and not keyword.iskeyword(name) else f"{name!r} is no name"
+
+
 def _misplaced(name: str, slot: Slot, program: HostProgram) -> str:
     if slot.offset < 0 or slot.bytes < 0 or slot.offset + slot.bytes > program.arena_bytes:
         return f"is at {slot.offset} to {slot.offset + slot.bytes}, the arena has {program.arena_bytes} bytes"
@@ -77,6 +88,8 @@ def _misplaced(name: str, slot: Slot, program: HostProgram) -> str:
         return f"has the unknown dtype {slot.layout.dtype!r}"
     if name in program.parameters or name in program.constants:
         return "is a parameter or constant"
+    if len(slot.layout.shape) != len(slot.layout.stride):
+        return "has other numbers of sizes and strides"
     ends = _extent(slot.layout.shape, slot.layout.stride, 0) * ITEMSIZE[slot.layout.dtype]
     return f"has {slot.bytes} bytes for a layout of {ends}" if ends > slot.bytes else ""
 
@@ -117,13 +130,13 @@ def _run(instructions: Iterable[Instruction], state: _State, where: str) -> bool
                 returned = _choice(one, state, here)
             case While():
                 inside = state.copy()
-                _run(one.body, inside, here)
+                _repeats(one.body, inside, state, here)
                 if added := inside.known - state.known:
                     raise HostProgramError(f"{here}: {_listed(added)} would be there only where the body has run")
             case ForEach():
                 inside = state.copy()
                 inside.known |= {name for name, _ in one.slices}
-                _run(one.body, inside, here)
+                _repeats(one.body, inside, state, here)
                 if missing := set(one.gathered) - inside.known:
                     raise HostProgramError(f"{here}: its body does not define {_listed(missing)}")
                 state.gathered |= set(one.gathered)
@@ -134,14 +147,26 @@ def _run(instructions: Iterable[Instruction], state: _State, where: str) -> bool
     return returned
 
 
+def _repeats(body: Iterable[Instruction], inside: _State, before: _State, here: str) -> None:
+    """The body of a loop, which must leave what it takes to run once more."""
+    if _run(body, inside, here):
+        return
+    if gone := before.known - inside.known:
+        raise HostProgramError(f"{here}: its body frees {_listed(gone)}, which is there only once")
+    if inside.held != before.held:
+        raise HostProgramError(f"{here}: its body takes or gives back the arena")
+
+
 def _choice(one: If, state: _State, here: str) -> bool:
     arms = [state.copy(), state.copy()]
     ends = [_run(block, arm, here) for block, arm in zip((one.then, one.otherwise), arms, strict=True)]
     if not any(ends) and (apart := arms[0].known ^ arms[1].known):
         raise HostProgramError(f"{here}: only one of its arms defines {_listed(apart)}")
+    if not any(ends) and arms[0].held != arms[1].held:
+        raise HostProgramError(f"{here}: only one of its arms takes or gives back the arena")
     for arm, end in zip(arms, ends, strict=True):
         if not end:
-            state.known, state.freed = arm.known, arm.freed
+            state.known, state.freed, state.held, state.taken = arm.known, arm.freed, arm.held, arm.taken
     return all(ends)
 
 
@@ -183,7 +208,11 @@ def _wrong(one: Instruction, state: _State) -> Iterator[str]:
     for name in _defines(one):
         if name in state.known or name in state.program.arena:
             yield f"{name!r} is defined already"
+        elif reason := _no_name(name):
+            yield reason
     for part in _parts(one):
+        if isinstance(part, View) and len(part.shape) != len(part.stride):
+            yield f"a view of {part.of!r} has other numbers of sizes and strides"
         if isinstance(part, View) and part.of in state.program.arena:
             slot = state.program.arena[part.of]
             if _extent(part.shape, part.stride, part.offset) * ITEMSIZE[slot.layout.dtype] > slot.bytes:
@@ -205,8 +234,16 @@ def _wrong_here(one: Instruction, state: _State) -> Iterator[str]:
             yield "the arena is not given back"
         case Free() if len(set(one.names)) != len(one.names):
             yield "it frees a tensor twice"
+        case Free() if lasting := [n for n in one.names if n in state.program.arena or n in state.program.constants]:
+            yield f"{_listed(lasting)} cannot be freed"
         case Allocate() if len(one.layout.shape) != len(one.layout.stride):
             yield "it has other numbers of sizes and strides"
+        case Allocate() if not isinstance(getattr(torch, one.layout.dtype, None), torch.dtype):
+            yield f"it has the unknown dtype {one.layout.dtype!r}"
+        case LaunchKernel(kernel=name) | CallGraph(graph=name) if reason := _no_name(name):
+            yield reason
+        case LibraryCall(how="function") if reason := _no_name(one.operator):
+            yield reason
         case LibraryCall() if one.single and len(one.results) != 1:
             yield f"one result has {len(one.results)} names"
         case LaunchKernel() if one.table and any(not isinstance(a, Address) for a in one.arguments):

@@ -174,6 +174,52 @@ def test_a_wrong_partition_is_an_error(partition: Any, error: type[Exception], m
         aot_function(lambda x, y: x * y, nop, partition_fn=partition)(torch.ones(2), torch.ones(2, requires_grad=True))
 
 
+def _tensors_first(joint: fx.GraphModule, inputs: Any, **others: Any) -> Any:
+    """A backward that takes what is saved in the order in which the forward returns it."""
+    forward, backward = default_partition(joint, inputs, **others)
+    taken = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    sizes = [n for n in taken if not isinstance(n.meta["val"], Tensor)]
+    assert sizes
+    for n in sizes:
+        taken[-1].prepend(n)
+    backward.recompile()
+    return forward, backward
+
+
+def test_a_backward_that_takes_its_inputs_in_another_order_is_an_error() -> None:
+    compiled = aot_function(lambda x, w: x.sum((0, 1)) * w.exp().sum(), nop, partition_fn=_tensors_first, dynamic=True)
+    with pytest.raises(ValueError, match=r"of the backward is a torch.float32 tensor .* where it is given a number"):
+        compiled(torch.rand(4, 5, 3, requires_grad=True), torch.rand(6, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_a_saved_input_whose_data_is_replaced_is_laid_out_as_compiled(partition: str, dynamic: bool) -> None:
+    """A compiler may count on the strides of its fake inputs."""
+    given = []
+
+    def compiler(gm: fx.GraphModule, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            given.append([a.stride() for a in args if isinstance(a, Tensor)])
+            return gm(*args)
+
+        return run
+
+    compiled = aot_function(
+        lambda x, w: x.sin() * w, nop, compiler, partition_fn=PARTITIONS[partition], dynamic=dynamic
+    )
+    x, w = (torch.rand(3, 3, requires_grad=True) for _ in range(2))
+    y = compiled(x, w)
+    x.data = x.detach().t().contiguous().t()
+    y.sum().backward()
+    assert all(stride == (3, 1) for stride in given[-1][:-1])
+    same([x.grad, w.grad], list(torch.autograd.grad((x.sin() * w).sum(), (x, w))))
+    y = compiled(x, w)
+    x.data = torch.rand(4, 3)
+    with pytest.raises(RuntimeError, match="before the backward its data was replaced"):
+        y.sum().backward()
+
+
 def test_compilers_get_fake_inputs_and_may_box() -> None:
     for boxed in (False, True):
         forward, backward, inference = (Watched(boxed) for _ in range(3))

@@ -123,6 +123,10 @@ def test_what_others_hold_is_not_written(early: bool) -> None:
     view = _kept(loss)[1:]
     (loss * 5).backward()
     assert view.equal(before[1:])
+    loss = run(x, targets)
+    memory = _kept(loss).untyped_storage()  # the Python object of which there is one
+    (loss * 5).backward()
+    assert torch.empty(0).set_(memory, 0, before.shape).equal(before)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -220,6 +220,41 @@ TAMPERED: dict[str, tuple[HostProgram, str]] = {
         _changed(6, ForEach((("row", "x"),), ("w",), (CallGraph("f", ("row",), ("u",)),))),
         "its body does not define 'w'",
     ),
+    "no name of a kernel": (
+        _changed(4, replace(KERNEL, kernel="k0(); k1")),
+        "'k0(); k1' is no name",
+    ),
+    "a name that Python keeps": (replace(SMALL, parameters=("s0", "x", "lambda")), "'lambda' is no name"),
+    "no dtype": (_changed(2, Allocate("z", Layout("float31", (4,), (1,)))), "it has the unknown dtype 'float31'"),
+    "a slot without strides": (
+        replace(SMALL, arena={"y": Slot(0, 16, Layout("float32", (4,), ()))}),
+        "'y' in the arena has other numbers of sizes and strides",
+    ),
+    "a view without strides": (
+        _changed(5, LibraryCall("f", "function", (View("y", (2, 2), (2,), 0),))),
+        "a view of 'y' has other numbers of sizes and strides",
+    ),
+    "memory of the arena freed": (_changed(6, Free(("y",))), "'y' cannot be freed"),
+    "a constant freed": (
+        replace(_changed(6, Free(("c",))), constants=("c",)),
+        "'c' cannot be freed",
+    ),
+    "freed in a loop": (
+        _changed(6, While(Item("x"), (Free(("v",)),))),
+        "its body frees 'v', which is there only once",
+    ),
+    "the arena given back in a loop": (
+        _changed(7, While(Item("x"), (GiveArena(),))),
+        "its body takes or gives back the arena",
+    ),
+    "the arena given back in one arm": (
+        _changed(7, If(Item("x"), (GiveArena(),), ())),
+        "only one of its arms takes or gives back the arena",
+    ),
+    "the arena given back in both arms and once more": (
+        _changed(7, If(Item("x"), (GiveArena(),), (GiveArena(),)), GiveArena()),
+        "the arena is not held",
+    ),
     "stacked from nowhere": (_changed(8, Return((Stack("w"),))), "nothing gathers 'w'"),
 }
 
@@ -266,6 +301,28 @@ def test_damaged_json(change: Callable[[dict[str, Any]], Any], says: str) -> Non
 def test_no_json() -> None:
     with pytest.raises(HostProgramError, match="no JSON"):
         from_json("{")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps({"version": 1, "is": "HostProgram", "parameters": ["x"]})[:-1]
+        + ', "instructions": [{"is": "Check", "message": "", "condition": {"is": "Formula", "source": "'
+        + "1+" * 20_000
+        + '1"}}]}',
+    ],
+    ids=["json", "a formula"],
+)
+def test_nested_too_deeply(text: str) -> None:
+    with pytest.raises(HostProgramError, match="nested too deeply"):
+        from_json(text)
+
+
+def test_a_size_counts_whole_times() -> None:
+    text = to_json(SMALL).replace('{"size": [[1, "s0"]]}', '{"size": [[1.5, "s0"]]}')
+    with pytest.raises(HostProgramError, match=r"1\.5 is no coefficient"):
+        from_json(text)
 
 
 def test_values_in_json() -> None:
