@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CpuLimits:
-    """What the machine has and takes."""
+    """What the machine has and takes; the head of targets.yaml explains the keys."""
 
     line: int
     """Bytes that travel together between the caches."""
@@ -19,7 +19,7 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class CpuBudgets:
-    """What one kernel may take of it."""
+    """What one kernel may take of it; the head of targets.yaml explains the keys."""
 
     tile: int
     """Bytes of a tile's arrays, of L1."""
@@ -35,7 +35,7 @@ class CpuBudgets:
 
 @dataclass(frozen=True, slots=True)
 class CpuCosts:
-    """What work is worth, in additions."""
+    """What work is worth: arithmetic in additions, memory in bytes; the head of targets.yaml explains the keys."""
 
     recompute: int
     """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
@@ -57,7 +57,7 @@ class Mma:
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """What the machine has and takes."""
+    """What the machine has and takes; the head of targets.yaml explains the keys."""
 
     line: int
     """Bytes that travel together between the caches."""
@@ -77,7 +77,7 @@ class GpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class GpuBudgets:
-    """What one kernel may take of it."""
+    """What one kernel may take of it; the head of targets.yaml explains the keys."""
 
     tile: int
     """Elements of a tile."""
@@ -131,7 +131,7 @@ class Cooperative:
 
 @dataclass(frozen=True, slots=True)
 class GpuCosts:
-    """What work is worth, in additions where no unit is told."""
+    """What work is worth: arithmetic in additions, other things in the unit of their key; the head of targets.yaml explains the keys."""
 
     recompute: int
     """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""

@@ -26,6 +26,7 @@ KEYWORDS = frozenset(
         *("type", "enum", "const", "pattern", "minimum", "exclusiveMinimum", "oneOf"),
         *("items", "minItems", "maxItems", "uniqueItems"),
         *("properties", "required", "additionalProperties", "propertyNames", "minProperties"),
+        "x-synonyms",  # ours: other words that a reader may use for a `const`
     }
 )
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -200,7 +201,8 @@ class SchemaFile:
                             )
                     return Fault((), f"missing key '{key}' in {_entry(value)} ({one_of(options)})")
                 if value[key] not in options:
-                    hint = did_you_mean(value[key], options)
+                    meant = (o for o, b in zip(options, fitting, strict=True) if value[key] in _synonyms(b, key))
+                    hint = next((f"; did you mean '{o}'?" for o in meant), "") or did_you_mean(value[key], options)
                     return Fault((key,), f"'{key}' must be {one_of(options)}, found {_found(value[key])}{hint}")
                 return fitting[options.index(value[key])]
         # Otherwise the alternative that has most of the keys, and of these the one that lacks least.
@@ -223,6 +225,11 @@ def _belongs(key: str, others: Sequence[Schema]) -> str:
     knowing = [o["properties"] for o in others if key in o.get("properties", ())]
     constants = [(name, sub["const"]) for known in knowing for name, sub in known.items() if "const" in sub]
     return f"; it goes with {constants[0][0]} {one_of(c for _, c in constants)}" if constants else ""
+
+
+def _synonyms(branch: Schema, key: str) -> Sequence[str]:
+    found: Sequence[str] = branch["properties"][key].get("x-synonyms", ())
+    return found
 
 
 def _listed(kinds: str | list[str] | None) -> list[str]:

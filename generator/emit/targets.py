@@ -41,14 +41,11 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
     guarded: dict[str, Entry] = {}
     for entry in doc.tagged("target"):
         if entry["device"] == "cpu":
-            _check_vectors(entry, diags)
             first = guarded.setdefault(entry["guard"], entry)
-            if first["lanes"] != entry["lanes"]:
-                also = [(first.pos("lanes"), f"'{first.id}' has {first['lanes']}")]
-                message = (
-                    f"targets of one guard have vectors of one size: the compiler's macro '{entry['guard']}' decides it"
-                )
-                diags.error(entry.pos("lanes"), message, also=also)
+            # Sizes that follow from a wrong number of lanes would be reported for nothing.
+            if _check_lanes(entry, first, diags):
+                _check_vectors(entry, diags)
+            _check_features(entry, diags)
         else:
             _check_powers(entry, diags)
     cpu = {e.id: e.data for e in doc.tagged("target") if e["device"] == "cpu"}
@@ -56,12 +53,36 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
     return TargetSet(cpu, gpu)
 
 
+def _check_lanes(entry: Entry, first: Entry, diags: Diagnostics) -> bool:
+    """Whether the vectors of a CPU target have a possible size, which is that of the first target with its guard."""
+    lanes, guard = entry["lanes"], entry["guard"]
+    if lanes & (lanes - 1):
+        diags.error(entry.pos("lanes"), f"'lanes' must be a power of two, found {lanes}")
+        return False
+    if lanes == first["lanes"] or first["lanes"] & (first["lanes"] - 1):
+        return True
+    whose = f"with the guard '{guard}'" if guard else "without a guard"
+    message = f"'lanes' must be {first['lanes']}, found {lanes}: all targets {whose} have vectors of one size"
+    also = [(first.pos("lanes"), f"'{first.id}' has {first['lanes']}")]
+    diags.error(entry.pos("lanes"), message, also=also)
+    return False
+
+
 def _check_vectors(entry: Entry, diags: Diagnostics) -> None:
     lanes = entry["lanes"]
-    for key, least in (("edge", 4 * lanes), ("column", lanes)):
+    for key, least, why in (
+        ("edge", 4 * lanes, "a quarter of a tile's edge is made of whole vectors"),
+        ("column", lanes, "the sums of columns are held in whole vectors"),
+    ):
         if (value := entry["budgets"][key]) % least:
-            message = f"'budgets.{key}' must be a multiple of {least} for vectors of {lanes} elements, found {value}"
+            message = f"'budgets.{key}' must be a multiple of {least}, found {value}: {why}, of {lanes} elements each"
             diags.error(entry.pos("budgets", key), message)
+
+
+def _check_features(entry: Entry, diags: Diagnostics) -> None:
+    if entry["features"] and entry["architecture"] != "x86_64":
+        message = f"'features' must be empty for the architecture '{entry['architecture']}': only those of x86_64 are detected"
+        diags.error(entry.pos("features"), message)
 
 
 def _check_powers(entry: Entry, diags: Diagnostics) -> None:

@@ -24,7 +24,7 @@ from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..config import Config
 from .command import run_command
 
-__all__ = ["Toolchain", "chosen_target", "find_toolchain", "host_target", "openmp_library", "runs_here"]
+__all__ = ["Toolchain", "chosen_target", "find_toolchain", "host_target", "openmp_library", "runs_here", "why_not_here"]
 
 # Variables by which compilers and linkers find headers, libraries and parts of themselves, or change what they make: "Environment Variables
 # Affecting GCC" in GCC's manual, "Environment" in those of ld and clang, and Apple's.
@@ -128,26 +128,34 @@ def _widest_first() -> list[CpuTarget]:
 @functools.cache
 def runs_here(target: str) -> bool:
     """Whether this processor has the instructions of a target; code with others would end the process."""
+    return not why_not_here(target)
+
+
+def why_not_here(target: str) -> str:
+    """Why this machine cannot run the code of a target, or an empty text where it can."""
     known = CPU_TARGETS[target]
     if known.architecture == "any":
-        return True
-    if platform.machine() in ("aarch64", "arm64"):
-        return known.architecture == "arm64"
-    if known.architecture != "x86_64":
-        return False
-    if (features := _features()) is not None:
-        return known.features <= features
-    capability = CPU_TARGETS.get(torch.backends.cpu.get_cpu_capability().lower())
-    return capability is not None and known.features <= capability.features
+        return ""
+    here = {"aarch64": "arm64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    if known.architecture != here:
+        return f"it is for {known.architecture}, and this processor is {here}"
+    if here != "x86_64":
+        return ""
+    found = _features()
+    if found is None:  # what torch found is all that there is
+        by_torch = CPU_TARGETS.get(torch.backends.cpu.get_cpu_capability().lower())
+        found = by_torch.features if by_torch else frozenset()
+    missing = known.features - found
+    return f"its processor lacks {', '.join(sorted(missing))}" if missing else ""
 
 
-def _features() -> set[str] | None:
+def _features() -> frozenset[str] | None:
     """What the operating system says that this x86 processor can do; None where it does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
+    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
 
 
 def chosen_target(cfg: Config) -> str:

@@ -36,7 +36,8 @@ _OUTLINE = (
 )
 WIDTH_CHECK = (
     "static_assert(VL == {lanes}, \"these kernels are written for vectors of {lanes} elements, and the compiler's flags make others: "
-    'take flags that choose a processor out of the setting cxx_flags, or change the setting target");\n'
+    "take flags that choose a processor out of the setting cxx_flags, change the setting target, "
+    'or see whether the guard of the target in specs/targets is a macro that the compiler defines");\n'
 )
 """Follows a unit: the compiler proves that the width which it compiles for is the one that the kernels are written for."""
 

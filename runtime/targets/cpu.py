@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...generated.targets import CPU_TARGETS, CpuTarget
 from ..build.compiler import compile_library, compiler_id
 from ..build.manifest import Entry
-from ..build.toolchain import chosen_target, host_target, runs_here
+from ..build.toolchain import chosen_target, runs_here, why_not_here
 from ..config import Config
 from ..execute.load import load_file
 from ..ir.nodes import Program
@@ -32,10 +32,11 @@ def cpu_target(cfg: Config) -> CpuTarget:
 
     Raises `ConfigError` when this machine cannot run it, and `BuildError` as `chosen_target` does.
     """
-    if cfg.target != "auto" and not runs_here(cfg.target):
+    if cfg.target != "auto" and (reason := why_not_here(cfg.target)):
+        runnable = ", ".join(repr(name) for name in ("auto", *filter(runs_here, CPU_TARGETS)))
         raise ConfigError(
-            f"the setting target is {cfg.target!r}, but this machine ({host_target()}) cannot run such code; "
-            f"use 'auto', {host_target()!r} or 'scalar'"
+            f"the setting target is {cfg.target!r}, but this machine cannot run such code: {reason}; "
+            f"targets that run here: {runnable}"
         )
     return CPU_TARGETS[chosen_target(cfg)]
 

@@ -21,7 +21,7 @@ from opforge.runtime.build.toolchain import runs_here
 ROOT = Path(__file__).parents[2]
 COPIED = ("specs", "generated", "generator", "runtime", "testing", "docs", "tests/support", "tests/generated")
 SMALL_CACHE = """\
-- target: avx2_small_cache
+- target: tests_small_cache
   doc: "AVX2 with an eighth of the caches."
   device: cpu
   lanes: 8
@@ -34,10 +34,10 @@ SMALL_CACHE = """\
   costs: {recompute: 0, in_phase: 2, allocation: 4096}
 """
 SMALL_GPU = """\
-- target: sm_87
+- target: sm_91
   doc: "A GPU that nobody built: few registers, and long launches."
   device: cuda
-  capability: 87
+  capability: 91
   features: [tf32]
   limits: {line: 64, warp: 32, warps: 8, vector: 8, sector: 16, arguments: 2048, mma: {edge: 32, steps: 64}}
   budgets: {tile: 4096, scratch: 16384, row: 1024, column: 64, folded_row: 512, head: 64, short_column: 16, edge: 16}
@@ -103,7 +103,7 @@ from opforge.generated.targets import GPU_TARGETS
 from opforge.runtime.machine import Gpu, gpu_target
 from tests.support.interpreted import interpreted
 
-assert gpu_target(89).name == "sm_87"
+assert gpu_target(91).name == "sm_91"
 with tempfile.TemporaryDirectory() as folder, interpreted(Path(folder), Gpu(GPU_TARGETS[sys.argv[1]], num_sms=12)):
     print(json.dumps(texts()))
 """
@@ -119,8 +119,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
         shutil.copy(path, folder)
-    (folder / "specs" / "targets" / "avx2_small_cache.yaml").write_text(SMALL_CACHE)
-    (folder / "specs" / "targets" / "sm_87.yaml").write_text(SMALL_GPU)
+    (folder / "specs" / "targets" / "tests_small_cache.yaml").write_text(SMALL_CACHE)
+    (folder / "specs" / "targets" / "sm_91.yaml").write_text(SMALL_GPU)
     said = ran(folder, "-m", "opforge", "generate")
     assert [line.split()[1] for line in said.splitlines()] == [
         "docs/settings.md",
@@ -155,7 +155,7 @@ def test_a_processor_of_its_own_file(package: Path, lanes: str) -> None:
         pytest.skip("C8: this processor has no AVX2")
     small, large = (
         texts(package, ON_A_PROCESSOR, OPFORGE_TARGET=name, OPFORGE_TEST_LANES=lanes)
-        for name in ("avx2_small_cache", "avx2")
+        for name in ("tests_small_cache", "avx2")
     )
     differ = {name for name, text in small.items() if text != large[name]}
     assert {"transpose", "columns"} <= differ, "smaller tiles"
@@ -164,7 +164,7 @@ def test_a_processor_of_its_own_file(package: Path, lanes: str) -> None:
 
 def test_a_gpu_of_its_own_file(package: Path) -> None:
     pytest.importorskip("triton", reason="C8: Triton is not installed")
-    small, large = (texts(package, ON_A_GPU, name, TRITON_INTERPRET="1") for name in ("sm_87", "sm_90"))
+    small, large = (texts(package, ON_A_GPU, name, TRITON_INTERPRET="1") for name in ("sm_91", "sm_90"))
     differ = {name for name, text in small.items() if text != large[name]}
     assert {"transpose", "softmax", "long sum"} <= differ, "smaller tiles, loops over rows, more parts"
     assert small["long sum"].count("def ") > large["long sum"].count("def "), "a sum in two steps"

@@ -238,7 +238,7 @@ def test_clang_without_its_openmp_stays_single_threaded(tmp_path, monkeypatch):
 
 
 def test_no_fast_math_for_any_target():
-    for target in ("auto", "avx2", "avx512", "neon", "scalar"):
+    for target in ("auto", *CPU_TARGETS):
         flags = find_toolchain(Config(target=target)).compile_flags
         assert "-ffp-contract=off" in flags
         assert not any("fast" in flag or "unsafe" in flag for flag in flags)
@@ -317,8 +317,22 @@ def test_a_target_that_this_machine_cannot_run_is_refused(missing, monkeypatch):
     try:
         assert toolchain.runs_here("scalar")
         assert toolchain.runs_here("avx2") is (missing != "avx2")
-        with pytest.raises(ConfigError, match=r"'avx512'.*cannot run such code"):
+        with pytest.raises(ConfigError) as caught:
             cpu_target(Config(target="avx512"))
+        runnable = ", ".join(
+            repr(name) for name in ("auto", *CPU_TARGETS) if name == "auto" or toolchain.runs_here(name)
+        )
+        assert str(caught.value) == (
+            f"the setting target is 'avx512', but this machine cannot run such code: its processor lacks {missing}; "
+            f"targets that run here: {runnable}"
+        )
+        assert "'scalar'" in runnable
+        assert "'avx512'" not in runnable
+        with pytest.raises(
+            ConfigError,
+            match="'neon', but this machine cannot run such code: it is for arm64, and this processor is x86_64",
+        ):
+            cpu_target(Config(target="neon"))
         assert not toolchain.runs_here("neon")
     finally:
         toolchain.runs_here.cache_clear()
