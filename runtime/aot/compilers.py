@@ -75,7 +75,8 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
 def call_compiler(compiler: Compiler, gm: fx.GraphModule, what: str) -> Compiled:
     """Have `gm` compiled for its placeholders' fake values; the result takes them as a list, which it may empty, and returns a tuple. What
-    the compiler raises is its user's to see. Raises TypeError when it returns nothing that can be called.
+    the compiler raises is its user's to see. Raises TypeError when it returns nothing that can be called; in a call ValueError for another
+    number of results than the graph has.
     """
     describe(gm.graph)
     gm.recompile()
@@ -84,9 +85,18 @@ def call_compiler(compiler: Compiler, gm: fx.GraphModule, what: str) -> Compiled
         raise TypeError(
             f"{what} returned a {type(compiled).__name__}; it must return a callable that takes the graph's inputs"
         )
-    if getattr(compiled, "_boxed_call", False):
-        return lambda args: _as_tuple(compiled(args))
-    return lambda args: _as_tuple(compiled(*args))
+    expected = len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+    run = compiled if getattr(compiled, "_boxed_call", False) else lambda args: compiled(*args)
+
+    def checked(args: list[Any]) -> tuple[Any, ...]:
+        results = _as_tuple(run(args))
+        if len(results) != expected:
+            raise ValueError(
+                f"the function that {what} returned gave {len(results)} results; its graph returns {expected}"
+            )
+        return results
+
+    return checked
 
 
 def unboxed(compiled: Compiled) -> Compiled:

@@ -49,6 +49,7 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "is_zerotensor": is_zerotensor,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
+        "over_program": variants.over_saved,
         "over_saved": over,
         "scaled": over,
         "redirected": redirected,

@@ -107,11 +107,16 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
         nothing = _tuple(["None"] * len(taken))
         lines += [f"if missing == {spec.every_tangent}:", f"    return {_redirected(nothing, spec)}"]
     lines += _checks(spec)
-    lines.append(f"backward_graph = program({'missing' if spec.partial else ''})")
-    lines += _arguments(spec)
-    lines += _tangents(spec, values)
+    # All that may raise does before what is saved is given up: the backward can then be asked for again.
+    lines += _dense_tangents(spec, values)
+    missing = "missing" if spec.partial else ""
+    lines.append(f"backward_graph = by_eager_kernels({missing or 0}) if sparse else program({missing})")
+    if spec.into and not spec.scaled:
+        lines.append("over_program()")
+    lines += [*_arguments(spec), *_strided_tangents(spec)]
     call = "backward_graph(arguments)"
-    lines.append(f"    out = {_over(spec)}(arguments) or {call}" if spec.into else f"    out = {call}")
+    over = f"None if sparse else {_over(spec)}(arguments)"
+    lines.append(f"out = ({over}) or {call}" if spec.into else f"out = {call}")
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
     for g in spec.gradients.wrapped_gradients:
@@ -156,27 +161,28 @@ def _arguments(spec: CompiledBackward) -> list[str]:
         lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
     if count or spec.gradients.once:
         lines.append("ctx.maybe_clear_saved_tensors()")
-    if spec.gradients.symbols:
-        lines.append(f"{_tuple([s for s, _, _ in spec.gradients.symbols])} = ctx.symbols")
     return lines
 
 
-def _tangents(spec: CompiledBackward, values: Names) -> list[str]:
-    """Gradients of results as the graph takes them, added to the arguments; the branch in which they are dense is left open."""
-    lines, inside = [], []
+def _dense_tangents(spec: CompiledBackward, values: Names) -> list[str]:
+    """Gradients of results as dense tensors, and whether some of them are `sparse`: no strided tensors."""
+    lines = []
+    if spec.gradients.symbols:
+        lines.append(f"{_tuple([s for s, _, _ in spec.gradients.symbols])} = ctx.symbols")
     for k in spec.gradients.tangents:
         lines += [f"if type(g{k}) is not Tensor:", f"    g{k} = dense_tangent(g{k}, 'result {k} of a compiled graph')"]
     for k, r in enumerate(spec.gradients.wrapped_results):
         place = f"'result {spec.results + k} of a compiled graph'"
         expected = values.of(r.tangent, "tangent")
         lines.append(STEPS["coerce_tangent"].code.format(gradient=f"h{k}", expected=expected, place=place))
-        for n, path in enumerate(r.tangent.paths(f"h{k}")):
-            lines.append(f"h{k}_{n} = {path}")
-            inside.append(f"h{k}_{n}")
-    names = [*(f"g{k}" for k in spec.gradients.tangents), *inside]
-    lines.append(f"if {' or '.join(f'{name}.layout is not strided' for name in names)}:")
-    missing = "missing" if spec.partial else "0"
-    lines += [f"    out = by_eager_kernels({missing})([*arguments, {', '.join(names)}])", "else:"]
+        lines += [f"h{k}_{n} = {path}" for n, path in enumerate(r.tangent.paths(f"h{k}"))]
+    return [*lines, f"sparse = {' or '.join(f'{name}.layout is not strided' for name in _tangents(spec))}"]
+
+
+def _strided_tangents(spec: CompiledBackward) -> list[str]:
+    """These with the strides that the graph expects, added to the arguments."""
+    names = _tangents(spec)
+    lines = ["if not sparse:"]
     for name, tangent in zip(names, spec.tangents, strict=True):
         lazy = LAZY.format(t=name)
         if tangent.strides is None:
@@ -185,7 +191,13 @@ def _tangents(spec: CompiledBackward, values: Names) -> list[str]:
         else:
             lines.append(f"    if {name}.stride() != {tangent.strides} or {lazy}:")
             lines.append(f"        {name} = restride({name}, {tangent.strides})")
-    return [*lines, f"    arguments += [{', '.join(names)}]"]
+    return [*lines, f"arguments += [{', '.join(names)}]"]
+
+
+def _tangents(spec: CompiledBackward) -> list[str]:
+    """Variables of the dense tangents, in the order in which the graph takes them."""
+    inside = [f"h{k}_{n}" for k, r in enumerate(spec.gradients.wrapped_results) for n in range(r.tangent.count)]
+    return [*(f"g{k}" for k in spec.gradients.tangents), *inside]
 
 
 def _some_need_less(spec: CompiledBackward) -> bool:

@@ -744,3 +744,13 @@ def test_an_argument_without_a_hash_is_named() -> None:
         fn(x, slice(1, 2), k=bytearray(b"1"))
     assert torch.equal(fn(x, frozenset({"a", "b"})), x * 2)
     assert torch.equal(fn(x, ["a", "b", "c"]), x * 3)
+
+
+def test_another_number_of_gradients_names_the_compiler() -> None:
+    def compiler(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return lambda *args: list(gm(*args))[:-1]
+
+    x, y = (torch.rand(3, requires_grad=True) for _ in range(2))
+    out = opforge.aot_function(lambda x, y: x * y, fw_compiler=opforge.aot.nop, bw_compiler=compiler)(x, y)
+    with pytest.raises(ValueError, match=r"bw_compiler returned gave 1 results; its graph returns 2"):
+        out.sum().backward()

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 import opforge
 from opforge.errors import BuildError, UnsupportedError
 from opforge.runtime.backward.compiled import ALWAYS, CompiledBackward, Saved, Watched, watched_tensors
+from opforge.runtime.backward.function import bind_function
 from opforge.runtime.backward.source import emit_function
 from opforge.runtime.backward.variants import Boxed, Variants, interpreted
 from opforge.runtime.dispatch.autograd.joint import Gradients
@@ -164,5 +165,38 @@ def test_the_source_takes_sizes_before_tensors_where_the_graph_does() -> None:
 
 def test_the_source_is_short() -> None:
     text = emit_function(backward_of(lambda x, y: x * y, *arguments()))
-    assert "backward_graph = program()" in text
+    assert "else program()" in text
     assert "ctx.save_for_backward(x0, x1)" in text
+
+
+@pytest.mark.parametrize("layout", ["strided", "sparse"])
+def test_what_fails_before_it_runs_can_be_asked_for_again(layout: str) -> None:
+    """An interrupt while something is compiled, or a refusal, leaves what was saved where it is."""
+    x = torch.rand(4, 4, requires_grad=True)
+    spec = backward_of(lambda x: x.sin(), x)
+    failing = [KeyboardInterrupt(), None]
+
+    def compile(graph: fx.GraphModule, into: Mapping[int, int]) -> Boxed:
+        if (error := failing.pop(0)) is not None:
+            raise error
+        return interpreted(graph, into)
+
+    forward = split(trace(lambda x: x.sin(), [x], training=True)).forward
+    compiled = bind_function(spec, no_grad(forward), Variants(spec, compile, strict=True))
+    (y,) = compiled(x)
+    if layout == "sparse":
+        with pytest.raises(UnsupportedError, match="sparse"):
+            torch.autograd.grad(y, x, torch.eye(4).to_sparse())
+        failing.pop(0)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            torch.autograd.grad(y, x, torch.eye(4))
+    torch.testing.assert_close(torch.autograd.grad(y, x, torch.eye(4)), (torch.eye(4) * x.detach().cos(),))
+
+
+def no_grad(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with torch.no_grad():
+            return forward(*args)
+
+    return run
