@@ -67,7 +67,7 @@ def _count(number: float | None, unit: str) -> str:
 def _extern(step: ExternStep) -> str:
     made = ", ".join(b.name for b in step.call.outs)
     learned = "".join(f", size {s.symbol}" for s in step.call.learns)
-    return f"extern {step.call.target or 'nothing'}({', '.join(step.call.reads())}) -> {made}{learned}"
+    return f"extern {step.call.target or 'nothing'}({', '.join(step.call.reads())}){made and ' -> ' + made}{learned}"
 
 
 def _kernel(k: Kernel) -> Iterator[str]:
