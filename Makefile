@@ -83,8 +83,20 @@ format: $(STAMP) ## rewrite the sources in house format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(STAMP) ## the test-suite (half an hour on two cores); ROOM=fuse: the tests of one room of the runtime
-	$(PYTEST) -m "not slow and not gpu" $(if $(ROOM),tests/unit/$(ROOM))
+# The tests of rooms that have no folder of tests/unit.
+ROOM_aot := tests/programs/test_aot_api.py tests/programs/test_export.py
+ROOM_execute := tests/unit/test_aligned.py tests/unit/test_launch.py tests/unit/build/test_load.py
+ROOM_observe := tests/unit/test_counters.py tests/unit/test_observe.py tests/programs/test_explain.py tests/programs/test_explain_summary.py
+ROOM_targets := tests/unit/test_advice.py tests/unit/build/test_product_rules.py tests/unit/build/test_triton_tune.py tests/unit/build/test_width.py
+ROOM_torch_compat := tests/unit/dispatch/test_fake_memo.py tests/unit/graph/test_symbolic_rewrites.py tests/unit/graphs/test_memory.py
+ROOMS := $(sort $(patsubst runtime/%/__init__.py,%,$(wildcard runtime/*/__init__.py)) generator)
+
+.PHONY: no-such-room
+no-such-room:
+	@echo "ROOM=$(ROOM) is no room of the runtime; there are: $(ROOMS)" >&2; exit 1
+
+test: $(if $(filter-out $(ROOMS),$(ROOM)),no-such-room) $(STAMP) ## the test-suite (half an hour on two cores); ROOM=fuse: the tests of one room of the runtime
+	$(PYTEST) -m "not slow and not gpu" $(if $(ROOM),$(or $(ROOM_$(ROOM)),tests/unit/$(ROOM)))
 
 test-all: $(STAMP) ## the test-suite with the slow tests
 	$(PYTEST) -m "not gpu"

@@ -12,10 +12,12 @@ from ..runtime.dispatch.record.source import source_of
 from ..runtime.lower.origins import origin_of
 from ..runtime.observe.calls import Half
 
-__all__ = ["KEPT_BYTES", "Call", "Collector"]
+__all__ = ["KEPT_BYTES", "NOT_CALLED", "Call", "Collector"]
 
 #: Of arguments that are copied for a measured call, all graphs together; a graph beyond that is not measured.
 KEPT_BYTES = 8 << 30
+
+NOT_CALLED = "the graph was not called"
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Call:
     half: Half
     lines: dict[str, list[str]] = field(default_factory=dict)
     given: list[Any] | None = None
-    why: str = "the graph was not called"
+    why: str = NOT_CALLED
 
 
 class Collector:

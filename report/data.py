@@ -16,7 +16,7 @@ from ..runtime.kernels.text import plan_text
 from ..runtime.kernels.work import Sizes, Work, nbytes, step_name, total, work_of
 from .apart import Apart
 from .ceilings import Ceilings, ceilings
-from .collect import Call
+from .collect import NOT_CALLED, Call
 from .measure import Event, Measured, measure, why_not
 from .sources import source_of_kernel
 
@@ -94,6 +94,8 @@ def _graph(name: str, a: Any, call: Call | None, reasons: dict[str, list[str]], 
     measured = None
     if times and call is not None:
         facts["unmeasured"] = why_not(call, plan)
+        if facts["unmeasured"] == NOT_CALLED and name.endswith(", backward"):
+            facts["unmeasured"] = "nothing called backward() on the result while it was explained"
         if not facts["unmeasured"]:
             try:
                 measured = measure(call, plan, device)

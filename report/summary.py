@@ -214,7 +214,14 @@ def details_text(said: Explanation) -> str:
 def _details(what: str, a: Any) -> list[str]:
     from ..runtime.ir.text import dump
 
-    parts = [f"# {what}: {a.kernels} kernels, externs {a.externs}, arena {a.arena_bytes} bytes, cached {a.cached}"]
+    calls = ", ".join(f"{op} × {n}" for op, n in a.externs.items())
+    head = [
+        count_text(a.kernels, "kernel"),
+        count_text(sum(a.externs.values()), "library call") + (f" ({calls})" if calls else ""),
+        f"arena of {a.arena_bytes} bytes",
+        "from the cache" if a.cached else "compiled now",
+    ]
+    parts = [f"# {what}: {', '.join(head)}"]
     if a.program is not None:
         parts += ["## loop IR", dump(a.program)]
     # On a GPU the text of the kernels is Python.

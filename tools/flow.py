@@ -107,7 +107,7 @@ def drawn(runtime: Path) -> str:
     rows = []
     for name in order:
         used = ", ".join(other for other in order if graph.has_edge(other, name))
-        where = "`runtime/*.py`" if name == DRIVER else f"[`{name}`](../runtime/{name}/)"
+        where = "`driver`: `runtime/*.py`" if name == DRIVER else f"[`{name}`](../runtime/{name}/)"
         rows.append(f"| {where} | {graph.nodes[name]['doc']} | {used} |")
     free = [name for name in sorted(modules) if name in OPEN or _is_open(modules, graph, name)]
     said = "".join(f"- `{name}`: {modules.nodes[name]['doc']}\n" for name in free)

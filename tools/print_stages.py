@@ -1,4 +1,4 @@
-"""Write every stage of one small program as markdown: `python tools/print_stages.py` writes docs/stages.md (`--out -` prints)."""
+"""Write the stages of one small program as markdown: `python tools/print_stages.py` writes docs/stages.md (`--out -` prints)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ from opforge.tests.support.machines import AVX2, H200, launched_on
 
 PAGE = Path(__file__).parent.parent / "docs" / "stages.md"
 
+PARAGRAPH = "\n\n"
+INTRODUCTION = """\
+# The stages of one small program
+
+What each stage of inference on a processor makes of a program, from Dynamo's graph to the code that runs: `python tools/print_stages.py` writes this
+page. It leaves out the graph after its rewrites, the wrapper around the host program (aliases, writes into inputs, checks of each call), the plan
+checker, the compilation of kernels, and training.
+"""
+TRITON = (
+    "Launched as on an H200. The plan is the one above, made with plain options; a compilation for a GPU makes its own."
+)
+RANGES = "The function `in_ranges` names each step for a profiler. It is made when a profiler first runs, and is left out here."
+
 
 def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A residual layer norm, with something for a rewrite to remove."""
@@ -46,11 +59,11 @@ def formatted(text: str) -> str:
 
 def stages() -> str:
     """The page."""
-    parts = ["# Every stage of one small program\n\nMade by `python tools/print_stages.py`.\n"]
+    parts = [INTRODUCTION]
 
-    def section(title: str, text: str, language: str = "") -> None:
+    def section(title: str, text: str, language: str = "", note: str = "") -> None:
         body = formatted(text) if language == "python" else text
-        parts.append(f"## {title}\n\n```{language}\n{body.strip()}\n```\n")
+        parts.append(f"## {title}\n\n{note and note + PARAGRAPH}```{language}\n{body.strip()}\n```\n")
 
     source = "y = torch.relu(x * 1.0) + x\nreturn torch.nn.functional.layer_norm(y, (64,), w, b)"
     parts.append(f"## 0. The program\n\n```python\n{source}\n```\n")
@@ -84,14 +97,18 @@ def show(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor], section: 
         shown.add(text)
 
     plan = schedule(lowered.program, Options(costs=cost, out_variants=has_out), on_pass)
-    section("5. The scheduling passes, with the draft after each one that changes it", "".join(passes))
+    section(
+        "5. The scheduling passes, with the draft after each one that changes it",
+        "".join(passes),
+        note="The last one, `place`, decides where each buffer lives: the next section.",
+    )
     section("6. The plan: kernels, loops, places", plan_text(plan))
-    section("7. C++ (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
+    section("7. C++ for AVX2 (render)", render_unit(plan, AVX2, threads=2, threshold=16384).source, "cpp")
     for kernel in launched_on(plan, H200).kernels():
-        section("8. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python")
+        section("8. The same kernel in Triton", render_kernel(kernel, plan.layouts), "python", note=TRITON)
     host = host_program(plan, parameters(lowered), OUT)
     section("9. The host program", to_json(host), "json")
-    section("10. The same as Python: the wrapper", python_source(host), "python")
+    section("10. The same as Python", python_source(host), "python", note=RANGES)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
     nest row: float32[s0] for (i0<s0) reduce sum over (r0<8) from "model.py:3 x.sum(1)"
       value x[i0, r0]
     extern y: float32[s0] stride [1] = ns.op.overload(&row, 2, flag=True)
+    extern ns.op.without_results(&row) effect
     output y
     mutate x = …
 
@@ -184,9 +185,8 @@ def _extern(call: Extern) -> list[str]:
     many += "".join(f" learn {_learned(s)}" for s in call.learns)
     many += "".join(f" demand {json.dumps(source)} {json.dumps(message)}" for source, message in call.demands)
     origin = f" from {json.dumps(call.origin)}" if call.origin else ""
-    return [
-        f"extern {'; '.join(_buffer(b) for b in call.outs)} = {call.target or 'nothing'}({', '.join(args)}){many}{origin}"
-    ]
+    made = f"{'; '.join(_buffer(b) for b in call.outs)} = " if call.outs else ""
+    return [f"extern {made}{call.target or 'nothing'}({', '.join(args)}){many}{origin}"]
 
 
 def _learned(s: Learned) -> str:

@@ -9,11 +9,18 @@ from ..ir.nodes import Buffer, Size
 from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
 from .work import Sizes, step_name, total, work_of
 
-__all__ = ["fusion_text", "plan_text", "work_text"]
+__all__ = ["fusion_text", "plan_text", "steps_text", "work_text"]
 
 
 def plan_text(plan: Plan) -> str:
     """One line for each step, loop and statement, then one for each place of memory; ends with a newline."""
+    lines = [f"memory: arena of {plan.arena_bytes} bytes"]
+    lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
+    return steps_text(plan) + "\n".join(lines) + "\n"
+
+
+def steps_text(plan: Plan) -> str:
+    """One line for each step, loop and statement, also of a plan whose memory is not placed yet; ends with a newline, or is empty."""
     lines: list[str] = []
     for number, step in enumerate(plan.steps):
         if isinstance(step, KernelStep):
@@ -24,9 +31,7 @@ def plan_text(plan: Plan) -> str:
             lines.append(f"copy {step.source} -> {step.target}")
         if dead := plan.frees.get(number):
             lines.append(f"free {', '.join(dead)}")
-    lines.append(f"memory: arena of {plan.arena_bytes} bytes")
-    lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def fusion_text(plan: Plan) -> str:
@@ -62,7 +67,7 @@ def _count(number: float | None, unit: str) -> str:
 def _extern(step: ExternStep) -> str:
     made = ", ".join(b.name for b in step.call.outs)
     learned = "".join(f", size {s.symbol}" for s in step.call.learns)
-    return f"extern {step.call.target or 'nothing'}({', '.join(step.call.reads())}) -> {made}{learned}"
+    return f"extern {step.call.target or 'nothing'}({', '.join(step.call.reads())}){made and ' -> ' + made}{learned}"
 
 
 def _kernel(k: Kernel) -> Iterator[str]:

@@ -11,7 +11,7 @@ from ..ir.nodes import Buffer, Extern, Nest, Output, Program, Size
 from ..ir.text import dump
 from ..kernels.operands import Factors
 from ..kernels.plan import Plan, Refusal, Step, ViewOf
-from ..kernels.text import plan_text
+from ..kernels.text import plan_text, steps_text
 from ..machine import PORTABLE, Gpu, Machine
 
 __all__ = ["Draft", "Options"]
@@ -106,7 +106,7 @@ class Draft:
         if self.plan is not None:
             return plan_text(self.plan)
         if self.steps or self.end:
-            return plan_text(Plan(self.program.inputs, [*self.steps, *self.end], tuple(self.outputs)))
+            return steps_text(Plan(self.program.inputs, [*self.steps, *self.end], tuple(self.outputs)))
         if groups := [*self.groups, *self.tail]:
             return "".join(f"{_group(group)}\n" for group in groups)
         return dump(replace(self.program, items=[*self.items, *self.last] or self.program.items))

@@ -125,6 +125,13 @@ def test_the_summary_is_short_and_says_where_the_time_goes() -> None:
     assert "## loop IR" not in said
 
 
+def test_a_backward_that_nobody_asked_for_is_no_failure() -> None:
+    said = opforge.explain(lambda x: x.sin() * x)(torch.randn(300, requires_grad=True))
+    text = " ".join(str(said).split())
+    assert "graph 0, backward was not timed: nothing called backward() on the result while it was explained" in text
+    assert "# graph 0: 1 kernel, 0 library calls, arena of 0 bytes, " in said.details()
+
+
 def test_a_graph_that_runs_eagerly_is_said_with_its_reason() -> None:
     said = opforge.explain(lambda x: x + 1)(torch.ones(3, device="meta"))
     assert "1 graph ran eagerly: UnsupportedError: a tensor is on the device meta" in str(said)

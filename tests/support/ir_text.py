@@ -136,10 +136,11 @@ class _NestReader:
 
 
 def _read_extern(r: Reader) -> Extern:
-    outs = [r.buffer()] if r.peek() != "=" else []
+    outs = [r.buffer()] if r.peek(1) == ":" else []
     while r.take(";"):
         outs.append(r.buffer())
-    r.expect("=")
+    if outs:
+        r.expect("=")
     target = r.name()
     args: list[Any] = []
     kwargs: list[tuple[str, Any]] = []

@@ -57,7 +57,7 @@ def test_what_is_drawn(runtime: Path) -> None:
     assert "  ir --> lower\n  lower --> fuse\n  fuse --> schedule\n  schedule --> driver\n" in text
     assert "| [`ir`](../runtime/ir/) | The IR: `Node`. |  |" in text
     assert "| [`fuse`](../runtime/fuse/) |  | ir, lower |" in text
-    assert "| `runtime/*.py` | The engine. | schedule |" in text
+    assert "| `driver`: `runtime/*.py` | The engine. | schedule |" in text
     assert "group, place." in text
     assert text.endswith("Open to all rooms:\n\n- `config`: Settings.\n- `observe`: Reports.\n")
 

@@ -67,6 +67,7 @@ def on_the_processor() -> Iterator[str]:
     yield f"Tracing, joint graph and partition take {two(result('dispatch')['geomean'])} of the time"
 
 
+DEFAULT, REDUCED = "speed opforge/inductor", "speed opforge-reduce/inductor-reduce"
 CALLED = {
     "lstm_loop": "a small LSTM",
     "lstm_train": "a small LSTM's training",
@@ -87,30 +88,18 @@ def on_a_gpu() -> Iterator[str]:
     yield f"(geometric mean; Inductor {two(s['share inductor'])}, eager {two(s['share eager'])})"
     yield f"{two(s['speed opforge/inductor'])} times as fast as Inductor's, none slower than eager"
     assert s["slower opforge/eager"] == []
-    other = result("gpu_h100")
-    s, n = other["summary"], len(other["programs"])
-    yield f"on an H100 {n} of them at {two(s['share opforge'])}, {two(s['speed opforge/inductor'])} times as fast"
-    assert s["slower opforge/eager"] == []
+    assert result("gpu_h100")["summary"]["slower opforge/eager"] == []
 
     models = result("gpu_models")
     s, n = models["summary"], len(models["programs"])
-    default, reduced = "speed opforge/inductor", "speed opforge-reduce/inductor-reduce"
-    yield f"{n} models, training steps and small programs"
-    yield f"{two(s[default])} of the speed of Inductor's default and {two(s[reduced])} of its `reduce-overhead` with ours"
-    few = next(r["us"] for r in models["programs"] if r["name"] == "int8_few_rows")
-    yield f"a linear layer of 16 rows with a weight of bytes {few['inductor'] / few['opforge']:.1f} times as fast"
-    yield f"training steps {two(part(s, default + ', train'))} and {two(part(s, reduced + ', train'))}"
+    yield f"{n} models, training steps and small programs run at {two(s[DEFAULT])} of the speed of Inductor's default"
     yield f"{two(part(s, 'peak_mb opforge/inductor'))} of its peak memory and {two(part(s, 'compile_s opforge/inductor'))} of its compile time"
     assert s["slower opforge/inductor"] == s["slower opforge/eager"] == {}
     yield "none is slower than Inductor's default or than eager"
-    adamw = next(r["us"] for r in models["programs"] if r["name"] == "adamw")
-    yield f"AdamW over 200 tensors {two(adamw['inductor'] / adamw['opforge'])}"
+    yield f"With CUDA graphs they run at {two(s[REDUCED])} of the speed of its `reduce-overhead`"
     slow = s["slower opforge-reduce/inductor-reduce"]
     first, second = sorted(slow, key=slow.__getitem__)
-    yield f"with CUDA graphs {CALLED[first]} ({two(slow[first])}) and {CALLED[second]} ({two(slow[second])}) are"
-    other = result("gpu_models_h100")
-    n, s = len(other["programs"]), other["summary"]
-    yield f"On an H100 {n} of them were at {two(s[default])} and {two(s[reduced])}"
+    yield f"{CALLED[first]} ({two(slow[first])}) and {CALLED[second]} ({two(slow[second])}) are slower"
     tuned = result("gpu_models_max")
     n, s = len(tuned["programs"]), tuned["summary"]
     yield f"{n} models and products are at {two(s['speed opforge-max/inductor-max'])} of its `max-autotune`"
@@ -123,7 +112,20 @@ def on_the_page_of_the_gpu() -> Iterator[str]:
         *(two(s[f"share {n}"]) for n in ("opforge", "inductor", "eager"))
     )
     yield f"their speed against Inductor's | {two(s['speed opforge/inductor'])} |"
-    s = result("gpu_models")["summary"]
+    other = result("gpu_h100")["summary"]
+    yield f"{two(other['speed opforge/inductor'])} at {two(other['share opforge'])} of its copy bandwidth"
+    other = result("gpu_models_h100")
+    n, s = len(other["programs"]), other["summary"]
+    yield f"{n} of the models on"
+    yield f"{two(s[DEFAULT])} and, with CUDA graphs, {two(s[REDUCED])}"
+    models = result("gpu_models")
+    s = models["summary"]
+    yield f"against its default, and with CUDA graphs | {two(part(s, DEFAULT + ', train'))}, {two(part(s, REDUCED + ', train'))} |"
+    us = {r["name"]: r["us"] for r in models["programs"]}
+    adamw, few = (us[name]["inductor"] / us[name]["opforge"] for name in ("adamw", "int8_few_rows"))
+    yield f"a weight of bytes | {adamw:.2f}; {few:.1f} |"
+    slow = s["slower opforge-reduce/inductor-reduce"]
+    yield ", ".join(f"{CALLED[name]} ({two(slow[name])})" for name in sorted(slow, key=slow.__getitem__))
     yield f"speed against Inductor's default | {two(s['speed opforge/inductor'])} |"
     yield f"with CUDA graphs, against its `reduce-overhead` | {two(s['speed opforge-reduce/inductor-reduce'])} |"
     yield f"peak memory against Inductor's default | {two(part(s, 'peak_mb opforge/inductor'))} |"

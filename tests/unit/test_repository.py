@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -350,6 +351,23 @@ def test_pyproject_lists_every_package() -> None:
         if p.name == "__init__.py"
     }
     assert sorted(listed) == sorted(found)
+
+
+def test_every_room_has_tests_that_make_can_run() -> None:
+    """`make test ROOM=aot` looked for a folder that was not there."""
+    named = dict(re.findall(r"^ROOM_(\w+) := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for room in sorted(p.parent.name for p in (ROOT / "runtime").glob("*/__init__.py")):
+        paths = named.pop(room, "").split() or [f"tests/unit/{room}"]
+        assert all((ROOT / path).exists() for path in paths), (room, paths)
+    assert not named, "no such rooms"
+
+
+def test_make_names_the_rooms_where_there_is_no_such_one() -> None:
+    if (make := shutil.which("make")) is None:
+        pytest.skip("C8: make is not installed")
+    ran = subprocess.run([make, "test", "ROOM=nosuch"], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("ROOM=nosuch is no room of the runtime; there are: aot backward build ")
 
 
 def test_versions_agree() -> None:

@@ -23,7 +23,7 @@ input n: int64[]
 input x: float32[8] stride [1]
 nest before: float32[8] for (i0<8)
   value mul(x[i0], 2.0:float32)
-extern  = aten._local_scalar_dense.default(&n) effect learn u0 = result 0 learn size0 = "max(1, u0)" demand "u0 <= 8" "too many" from "item"
+extern aten._local_scalar_dense.default(&n) effect learn u0 = result 0 learn size0 = "max(1, u0)" demand "u0 <= 8" "too many" from "item"
 nest ones: float32[size0] for (i0<size0)
   value 1.0:float32
 nest after: float32[8] for (i0<8)
