@@ -79,10 +79,10 @@ def test_what_does_not_fit_is_eagers() -> None:
 def test_neighbours_in_memory_are_read_together() -> None:
     (along,) = routines_of(plan(lambda x: x.sort(), 4096, 128))
     (across,) = routines_of(plan(lambda x: x.sort(0), 128, 64, dtype=torch.int16))
-    assert routine_blocks(along) == (8, 128, 4)
-    assert routine_blocks(across) == (16, 128, 8)
+    assert routine_blocks(along, H200.tuning.routine) == (8, 128, 4)
+    assert routine_blocks(across, H200.tuning.routine) == (16, 128, 8)
     (few,) = routines_of(plan(lambda x: x.sort(), 30, 128))
-    assert routine_blocks(few) == (1, 128, 4)
+    assert routine_blocks(few, H200.tuning.routine) == (1, 128, 4)
 
 
 def test_equal_calls_are_one_kernel() -> None:
