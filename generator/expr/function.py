@@ -31,7 +31,7 @@ class Function:
     imports: dict[str, str] = field(default_factory=dict)
     uses_scalars: bool = False
     calls: set[str] = field(default_factory=set)
-    """Overloads called."""
+    """The overloads of operators that it calls."""
 
     def local(self, name: str) -> str:
         """How a name of the function's own (`b`, `p`, …) prints: beside an argument of that name it steps aside."""

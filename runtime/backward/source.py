@@ -112,7 +112,7 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     missing = "missing" if spec.partial else ""
     lines.append(f"backward_graph = by_eager_kernels({missing or 0}) if sparse else program({missing})")
     if spec.into and not spec.scaled:
-        lines.append("over_program()")
+        lines += ["if not sparse:", "    over_program()"]
     lines += [*_arguments(spec), *_strided_tangents(spec)]
     call = "backward_graph(arguments)"
     over = f"None if sparse else {_over(spec)}(arguments)"

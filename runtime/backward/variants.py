@@ -25,7 +25,8 @@ Compile = Callable[[fx.GraphModule, Mapping[int, int]], Boxed]
 class Variants:
     """The programs of a backward, by the tangents that are missing. Threads may call it at once.
 
-    Where compiling raises, so does the backward of the user's program, before anything saved for it is given up.
+    Where compiling raises, so does the backward of the user's program, before anything saved for it is given up; not so yet where `over_saved`
+    scales gradients: whether it is needed at all is known only afterwards.
     """
 
     def __init__(self, backward: CompiledBackward, compile: Compile, *, strict: bool = False) -> None:

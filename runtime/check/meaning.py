@@ -16,7 +16,9 @@ from .values import Definition, Values
 
 
 class Meaning:
-    """`local`: the names of definitions that registers and scratch tiles have become."""
+    """The values that one kernel stores, each as an expression of the program's own. `local`: the names of definitions that registers and scratch
+    tiles have become.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Elems:
 
     # -- coordinates ---------------------------------------------------------------------------------------------------
     def coords(self, shape: Sequence[Size]) -> list[Expr]:
-        """The coordinates of a result: `i0`, `i1`, …; 0 where the size is 1."""
+        """One coordinate for each dimension of a result: `i0`, `i1`, …, and 0 where the size is 1."""
         return list(self.grid(tuple(map(canonical, shape))))
 
     def rcoords(self, over: Sequence[Size]) -> list[Expr]:
