@@ -30,12 +30,14 @@ _WHERE = {
     "last_artifacts": "frontend_api",
     "load_cache_artifacts": "frontend_api",
     "load_specs": "frontend_api",
+    "compiled_autograd": "",
     "config": "runtime",
     "errors": "",
 }
 
 if TYPE_CHECKING:
     from . import aot as aot
+    from . import compiled_autograd as compiled_autograd
     from . import errors as errors
     from .aot import (
         aot_autograd,
@@ -69,6 +71,7 @@ __all__ = [
     "aot_module_simplified",
     "backend",
     "compile_fx",
+    "compiled_autograd",
     "config",
     "errors",
     "explain",
@@ -86,7 +89,7 @@ def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
         raise AttributeError(f"module 'opforge' has no attribute {name!r}")
-    if name in ("aot", "config", "errors"):
+    if name in ("aot", "compiled_autograd", "config", "errors"):
         return import_module(f".{where}.{name}" if where else f".{name}", __name__)
     return getattr(import_module(f".{where}", __name__), name)
 

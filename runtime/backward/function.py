@@ -14,13 +14,21 @@ import torch
 from ..dispatch.autograd.joint import written_since
 from ..dispatch.subclasses.wrappers import Names, coerced, dense_tangent
 from ..execute.support import restride
-from ..torch_compat import in_transform, is_zerotensor, saving_is_hooked, tangents_may_be
+from ..torch_compat import (
+    in_transform,
+    is_captured,
+    is_zerotensor,
+    saving_is_hooked,
+    skip_frame,
+    tangents_may_be,
+)
 from .batched import backward_by_rows
-from .compiled import CompiledBackward, described
+from .compiled import CompiledBackward, Described, described
 from .delivery import in_order, redirected
 from .duals import backward_of_duals, kept_arguments
 from .over_saved import over_saved
-from .source import emit_function
+from .source import emit_function, is_traceable
+from .traced import TracedGraphs, as_traced, with_strides
 from .validate import as_described, as_given, as_kept
 from .variants import Variants
 
@@ -33,6 +41,7 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
     `variants` has the programs of its backward `spec`.
     """
     over = over_saved(variants.over_saved, spec.into, spec.scaled) if spec.into else None
+    traced_graphs = TracedGraphs(spec)
     names = Names()
     source = emit_function(spec, names)
     namespace: dict[str, Any] = {
@@ -56,6 +65,11 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "restride": restride,
         "saving_is_hooked": saving_is_hooked,
         "tangents_may_be": tangents_may_be,
+        "as_traced": as_traced,
+        "with_strides": with_strides,
+        "traced_given": _described_inputs(spec),
+        "traced_graphs": traced_graphs,
+        "traced_name": torch.compiler.assume_constant_result(lambda missing: traced_graphs.name_of(missing)),
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,
@@ -76,10 +90,30 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
     exec(compile(source, "<opforge autograd function>", "exec"), namespace)
     function = namespace["Compiled"]
     if "torch._dynamo" in sys.modules:
-        # The backward may run inside of a compiled function that calls `backward()`: Dynamo would trace it.
-        function.backward = staticmethod(torch.compiler.disable(function.backward))
+        function.backward = staticmethod(_for_dynamo(function, is_traceable(spec)))
     apply: Compiled = function.apply
     return in_order(apply, spec.gradients.leaves) if spec.gradients.leaves else apply
+
+
+def _for_dynamo(function: Any, traceable: bool) -> Callable[..., Any]:
+    """The backward of a function, which Dynamo leaves alone when the engine calls it, also inside of a compiled function that calls
+    `backward()`. In a graph that compiled autograd has captured, Dynamo follows `traced` instead.
+    """
+    run = torch.compiler.disable(function.backward)
+    if not traceable:
+        return run
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return function.traced(ctx, *gradients) if is_captured(ctx) else run(ctx, *gradients)
+
+    skip_frame(backward)
+    return backward
+
+
+def _described_inputs(spec: CompiledBackward) -> tuple[tuple[int, Described], ...]:
+    """What the backward was compiled for of inputs among the saved tensors, by their position among these."""
+    tensors = [s for s in spec.saved if s.is_tensor]
+    return tuple((k, s.expected) for k, s in enumerate(tensors) if s.expected is not None)
 
 
 def counter_of(t: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -2,11 +2,15 @@
 
 Autograd sees one node. Its forward keeps what the backward asks for with `save_for_backward`, so that writes to saved inputs and results
 are noticed as eager notices them; its backward gets gradients of any layout and gives the compiled graph those that it was made for.
+
+Compiled autograd captures the whole backward of a program. There the backward of each graph is `traced`: the same, written with what Dynamo
+can follow; and what is asked at each call is asked where the engine asks for a `_compiled_autograd_key`, before the captured graph runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...generated.wrapper_steps import STEPS
 from ..dispatch.subclasses.wrappers import Names
@@ -17,7 +21,19 @@ from .compiled import ALWAYS, CompiledBackward, Place, Watched
 def emit_function(backward: CompiledBackward, names: Names | None = None) -> str:
     """Source of the class `Compiled`, a `torch.autograd.Function`. `names` gets the objects that it refers to by name."""
     names = names or Names()
-    return "\n".join(["class Compiled(Function):", *_forward(backward, names), "", *_backward(backward, names)]) + "\n"
+    methods = [_forward(backward, names), _backward(backward, names)]
+    if is_traceable(backward):
+        methods += [_traced(backward), _key(backward)]
+    return (
+        "\n\n".join(["class Compiled(Function):\n" + "\n".join(methods[0]), *("\n".join(m) for m in methods[1:])])
+        + "\n"
+    )
+
+
+def is_traceable(backward: CompiledBackward) -> bool:
+    """Whether Dynamo can follow the backward into its graph: not where gradients or results are tensor subclasses."""
+    gradients = backward.gradients
+    return not (gradients.wrapped_results or gradients.wrapped_gradients or gradients.wrappers)
 
 
 def _forward(spec: CompiledBackward, values: Names) -> list[str]:
@@ -127,6 +143,47 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
         "    @staticmethod",
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
+    ]
+
+
+def _traced(spec: CompiledBackward) -> list[str]:
+    """The backward for Dynamo. Whether a gradient is None is known when it is traced."""
+    gradients = [f"g{k}" for k in range(spec.results)]
+    taken = range(spec.arguments)
+    lines = ["missing = 0"]
+    for n, k in enumerate(spec.gradients.tangents):
+        lines += [f"if g{k} is None:", f"    missing |= {1 << n}"]
+    lines += [
+        f"if missing == {spec.every_tangent}:",
+        f"    return {_redirected(_tuple(['None'] * len(taken)), spec)}",
+        "saved, sizes = ctx.saved_tensors, " + ("ctx.sizes" if any(not s.is_tensor for s in spec.saved) else "()"),
+        "saved = as_traced(saved, ctx.hooked, traced_given)" if any(s.is_tensor for s in spec.saved) else "saved = ()",
+    ]
+    for n, k in enumerate(spec.gradients.tangents):
+        lines += [f"if g{k} is not None:", f"    g{k} = with_strides(g{k}, {spec.tangents[n].strides})"]
+    tensors_first = not spec.saved or spec.saved[0].is_tensor
+    saved = "*saved, *sizes" if tensors_first else "*sizes, *saved"
+    tangents = "".join(f", g{k}" for k in spec.gradients.tangents)
+    lines.append(f"out = getattr(traced_graphs, traced_name(missing))({saved}{tangents})")
+    position = {k: n for n, k in enumerate(spec.gradients.inputs)}
+    returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
+    lines.append(f"return {_redirected(_tuple(returned), spec)}")
+    return [
+        "    @staticmethod",
+        f"    def traced({', '.join(['ctx', *gradients])}):",
+        *(f"        {line}" for line in lines),
+    ]
+
+
+def _key(spec: CompiledBackward) -> list[str]:
+    """What compiled autograd tells captured graphs apart by: this function, and sizes, which become symbols. It asks before each backward."""
+    missing = replace(spec, partial=False)  # which tangents are given is not known yet
+    sizes = ", *ctx.sizes" if any(not s.is_tensor for s in spec.saved) else ""
+    return [
+        "    @staticmethod",
+        "    def _compiled_autograd_key(ctx):",
+        *(f"        {line}" for line in _checks(missing)),
+        f"        return (ctx._autograd_function_id{sizes or ','})",
     ]
 
 

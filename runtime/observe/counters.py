@@ -123,6 +123,12 @@ def count_recording(title: str) -> None:
     _add("opforge", "recordings")
 
 
+def count_capture() -> None:
+    """Count a backward that compiled autograd captured, where Dynamo's counters have it."""
+    if (counts := dynamo_counters()) is not None:
+        counts["compiled_autograd"]["captures"] += 1
+
+
 def count_unrecorded(reason: str) -> None:
     """One compiled graph, or one call of it, that ran without a CUDA graph where one was asked for, and why."""
     LOG.info("not recorded as a CUDA graph: %s", reason)

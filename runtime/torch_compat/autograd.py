@@ -22,15 +22,27 @@ from torch._guards import Guard, TracingContext
 from torch.autograd import forward_ad
 
 __all__ = [
-    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_zerotensor", "made_without_grad", "refuses_hooks", "refuses_writes",
-    "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number", "shares_version", "tangents_followed",
-    "tangents_may_be", "transforms_preserved",
+    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "made_without_grad", "refuses_hooks",
+    "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number", "shares_version",
+    "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved",
 ]  # fmt: skip
 
 
 def saved_objects(ctx: object) -> list[Any]:
     """What an autograd function has saved, versions aside; not for what hooks have packed. Raises where autograd has freed it."""
     return [kept.data for kept in ctx._raw_saved_tensors]  # type: ignore[attr-defined]
+
+
+def is_captured(ctx: object) -> bool:
+    """Whether the context of an autograd function stands for one in a backward that compiled autograd has captured."""
+    return type(ctx).__name__ == "FakeBackwardCFunction"
+
+
+def skip_frame(function: Callable[..., Any]) -> None:
+    """Keep Dynamo from compiling the frame of a function that C++ calls; it may still follow the function where another frame calls it."""
+    from torch._dynamo.eval_frame import skip_code  # only where Dynamo is loaded
+
+    skip_code(function.__code__)
 
 
 def refuses_hooks(error: BaseException) -> bool:

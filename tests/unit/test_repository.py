@@ -41,7 +41,7 @@ RANK = {
             ("host",),
             ("build",),
             ("execute",),
-            ("backward", "graphs"),
+            ("backward", "capture", "graphs"),
             ("targets",),
             ("cold",),
             ("realize",),

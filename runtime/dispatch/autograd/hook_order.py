@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Item = tuple[int, Any]
+from .ready import ReadyQueue
 
 
 def is_hooked(*tensors: torch.Tensor) -> bool:
@@ -35,18 +35,18 @@ def leaves_in_order(results: Sequence[Any], edges: Sequence[Any]) -> tuple[int, 
             if after not in seen:
                 seen.add(after)
                 stack.append(after)
-    ready: list[Item] = []
+    ready = ReadyQueue()
     found: list[int] = []
 
     def arrive(nodes: Sequence[Any]) -> None:
         for node in nodes:
             waits[node] -= 1
             if not waits[node]:
-                _push(ready, (node._sequence_nr(), node))
+                ready.push(node)
 
     arrive([e.node for e in results])
     while ready:
-        _, node = _pop(ready)
+        node = ready.pop()
         if node in leaves:
             found.append(leaves[node])
         arrive(_after(node, ends))
@@ -55,33 +55,3 @@ def leaves_in_order(results: Sequence[Any], edges: Sequence[Any]) -> tuple[int, 
 
 def _after(node: Any, ends: set[Any]) -> list[Any]:
     return [] if node in ends else [after for after, _ in node.next_functions if after is not None]
-
-
-# The engine's queue is a C++ `std::priority_queue`. In which order it gives out equal elements (several leaves of one operator) follows from
-# how libstdc++ keeps its heap, which these two functions do in the same way.
-
-
-def _push(heap: list[Item], item: Item, hole: int | None = None) -> None:
-    if hole is None:
-        hole = len(heap)
-        heap.append(item)
-    while hole and heap[(hole - 1) // 2][0] < item[0]:
-        heap[hole] = heap[(hole - 1) // 2]
-        hole = (hole - 1) // 2
-    heap[hole] = item
-
-
-def _pop(heap: list[Item]) -> Item:
-    first, last = heap[0], heap.pop()
-    if not heap:
-        return first
-    hole, child = 0, 2
-    while child < len(heap):
-        if heap[child][0] < heap[child - 1][0]:
-            child -= 1
-        heap[hole], hole = heap[child], child
-        child = 2 * child + 2
-    if child == len(heap):
-        heap[hole], hole = heap[child - 1], child - 1
-    _push(heap, last, hole)
-    return first

@@ -1,0 +1,1 @@
+"""Compiled autograd: the autograd engine's backward, captured as one graph."""

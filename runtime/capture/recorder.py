@@ -1,0 +1,306 @@
+"""Records a backward as a graph. Torch's C++ engine makes one recorder for a backward that it has no graph for, walks through the autograd graph,
+and calls the recorder's methods by their names: what it would compute becomes nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import GetItemSource, LocalSource
+
+from ...errors import UnsupportedError
+from ..observe import counters
+from ..torch_compat.compiled_autograd import (
+    BackwardState,
+    ShapeEnv,
+    backward_function,
+    call_backward,
+    compile_context,
+    cpp_tensor_hooks,
+    final_callbacks,
+    name_backward_function,
+    numbered,
+    running_backward,
+    symbol_for,
+)
+from .calls import (
+    accumulate_grad,
+    after_copied_slice,
+    before_copied_slice,
+    call_hook,
+    call_post_accumulate_hook,
+    size_of,
+)
+from .eager_order import eager_order
+from .reorder import reorder
+from .run import Captured
+
+Tensors = list[torch.Tensor | None]
+ROOT = 0  # the number of the node that passes on what a backward is given
+INPUT = -1  # in the place of the number of a node of autograd: what the graph begins with
+_numbers = itertools.count()
+
+
+class Recorder:
+    """What the engine calls while it captures. Tensors are stand-ins without elements; each stands for the node that makes it.
+
+    The graph takes lists: `inputs` (tensors), `sizes` and `scalars` (numbers that may change), `hooks` (objects of the program: hooks, and contexts
+    of autograd functions) and `packed` (what hooks for saved tensors have packed).
+    """
+
+    def __init__(self, compile: Callable[[fx.GraphModule], Callable[..., Any]]) -> None:
+        self._compile = compile
+        self._graph = fx.Graph()
+        self._node_of: dict[int, fx.Node] = {}
+        self._alive: list[object] = []  # what `_node_of` knows by address
+        self._origin = ("", INPUT)
+        self._names: dict[int, str] = {}  # of autograd's nodes, in the order in which they are captured
+        self._group: dict[fx.Node, int] = {}  # the node of autograd that each node belongs to
+        self._sums: dict[fx.Node, None] = {}
+        self._context: Any = None
+        self._sizes: list[int] = []  # those that the graph uses
+        self._leaves: list[int] = []  # inputs that get gradients
+
+    # What begins and ends it.
+
+    def begin_capture(
+        self,
+        inputs: list[torch.Tensor],
+        sizes: list[int],
+        scalars: list[Any],
+        origins: Sequence[Sequence[tuple[int, str]]],
+        accumulate_grad: bool,
+        check_nans: bool,
+    ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        """Takes what the backward will be called with, and where each comes from; gives what stands for it."""
+        counters.count_capture()
+        self.number = next(_numbers)
+        self._context = compile_context(numbered(self.number))
+        self._context.__enter__()
+        self._checks = "gradients" if check_nans and accumulate_grad else "results" if check_nans else ""
+        self._of_input, self._of_size, self._of_scalar, self._hooks, self._packed = (
+            self._graph.placeholder(name) for name in ("inputs", "sizes", "scalars", "hooks", "packed")
+        )
+        given, here = [], self._origin
+        for k in range(len(inputs)):
+            if origins[0]:
+                self._origin = origins[0][k][1], INPUT
+            given.append(self._stand_in(self._item(self._of_input, k)))
+        self._origin = here
+        env = ShapeEnv()
+        symbols = [symbol_for(env, n, GetItemSource(LocalSource("sizes"), k)) for k, n in enumerate(sizes)]
+        self._size_at = {id(s.node): k for k, s in enumerate(symbols)}  # nodes are made for those that are used
+        numbers = [symbol_for(env, n, GetItemSource(LocalSource("scalars"), k)) for k, n in enumerate(scalars)]
+        for k, n in enumerate(numbers):
+            self._node_of[id(n.node)] = self._item(self._of_scalar, k)
+        self._alive += [env, symbols, numbers]
+        self._after_inputs = next(reversed(self._graph.nodes))
+        return f"!{self.number}", given, symbols, numbers
+
+    def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Gives what runs a call, and the compiled graph."""
+        self._in_eager_order()
+        self._call(final_callbacks, ())
+        self._graph.output(self._argument(outputs))
+        module = fx.GraphModule({}, self._graph, f"Backward{self.number}")
+        module.meta["locals_to_steal"] = ["inputs"]
+        self.close()
+        return Captured(self.number, tuple(self._sizes), self._checks, tuple(self._leaves)), self._compile(module)
+
+    def _in_eager_order(self) -> None:
+        """Move what each node of autograd does to where eager does it. Gradients of one result are added in the order in which they arrive there."""
+        called = running_backward()
+        numbers = [n for n in self._names if n != ROOT]
+        order = eager_order(*called, [self._names[n] for n in numbers]) if called is not None else None
+        if order is None or order == sorted(order):
+            return
+        reorder(self._graph, self._group, self._sums, [ROOT, *(numbers[k] for k in order)])
+
+    def close(self) -> None:
+        """The engine is done with the recorder, also where it raised."""
+        if self._context is not None:
+            self._context.__exit__(None, None, None)
+            self._context = None
+
+    def log_compile_reasons(self, compile_reasons: list[str]) -> None:
+        """Why the engine has no graph for this backward."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UnsupportedError(
+            f"torch {torch.__version__} calls {name!r} of what captures a backward, and opforge does not know it: "
+            f"leave compiled autograd off, or use a version of docs/versions.md"
+        )
+
+    # Nodes.
+
+    def set_node_origin(self, name: str, number: int, function: Any) -> None:
+        """What is recorded next belongs to the autograd node `name`, which runs as `number`."""
+        self._origin = (name, number)
+        self._names[number] = name
+
+    def _call(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        node = self._graph.create_node(
+            "call_function", target, tuple(self._argument(a) for a in args), {}, name=_node_name(self._origin[0])
+        )
+        name, number = self._origin
+        self._group[node] = self._origin[1]
+        node.meta["stack_trace"] = f'File "<backward>", line {number + 1}, in {name}\n    {name} (node {number})'
+        return node
+
+    def _item(self, node: fx.Node, k: int) -> fx.Node:
+        made = self._graph.create_node(
+            "call_function", operator.getitem, (node, k), {}, name=_node_name(self._origin[0])
+        )
+        self._group[made] = self._origin[1]
+        return made
+
+    def _stand_in(self, node: fx.Node) -> torch.Tensor:
+        made = torch.empty(0)
+        self._node_of[id(made)] = node
+        self._alive.append(made)
+        return made
+
+    def _stand_ins(self, node: fx.Node, count: int) -> list[torch.Tensor]:
+        return [self._stand_in(self._item(node, k)) for k in range(count)]
+
+    def _argument(self, value: Any) -> Any:
+        """A value of the engine as an argument of a node."""
+        if isinstance(value, fx.Node):
+            return value
+        if isinstance(value, (list, tuple)):
+            made = [self._argument(v) for v in value]
+            return made if isinstance(value, list) else tuple(made)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._number(value)
+        if not isinstance(value, (torch.Tensor, BackwardState)):
+            return value
+        found = self._node_of.get(id(value))
+        if found is None:
+            raise UnsupportedError(f"{self._origin[0]} reads a tensor that compiled autograd was not told of")
+        return found
+
+    def _number(self, value: Any) -> fx.Node:
+        key = id(value.node)
+        if key not in self._node_of:
+            if key not in self._size_at:
+                raise UnsupportedError(
+                    f"{self._origin[0]} computes with a size while its backward is captured: {value}"
+                )
+            here, self._origin = self._origin, ("size", INPUT)
+            with self._graph.inserting_after(self._after_inputs):
+                item = self._item(self._of_size, len(self._sizes))
+            with self._graph.inserting_after(item):
+                self._node_of[key] = self._after_inputs = self._call(size_of, (item,))
+            self._origin = here
+            self._sizes.append(self._size_at[key])
+        return self._node_of[key]
+
+    # Functions of autograd.
+
+    def bind_function(self, name: str, function: Callable[..., Any], custom: bool, traceable: bool) -> str:
+        return name_backward_function(name, function, custom, traceable)
+
+    def apply_functional(self, name: str, grads: Sequence[Any], args: Any, metadata: Sequence[Any]) -> Tensors:
+        """A function that torch's autograd has: its gradients from those of its results and what it has saved."""
+        return [*self._stand_ins(self._call(backward_function(name), (grads, *args)), len(metadata))]
+
+    def validate_outputs(self, _: Any, outputs: Sequence[Any], args: Any, metadata: Sequence[Any]) -> Tensors:
+        """Gradients with the sizes and dtypes that the engine checks and converts them to."""
+        node = self._call(backward_function("validate_outputs"), (outputs, *args))
+        return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(outputs)]
+
+    def accumulate(self, first: Any, second: Any) -> torch.Tensor:
+        """The sum of two gradients of one result."""
+        node = self._call(torch.add, (first, second))
+        self._sums[node] = None
+        return self._stand_in(node)
+
+    def accumulate_grad(self, leaf: torch.Tensor, *rest: Any) -> torch.Tensor | None:
+        """A leaf gets its gradient. Torch passes the gradient that it has since 2.13."""
+        explicit = len(rest) == 3
+        if explicit:
+            before, grad, has_post_hooks = rest
+        else:
+            grad, has_post_hooks = rest
+            before = self._graph.call_function(getattr, (self._argument(leaf), "grad"))
+            self._group[before] = self._origin[1]
+        self._leaves.append(self._argument(leaf).args[1])
+        made = self._stand_in(self._call(accumulate_grad, (leaf, before, grad, has_post_hooks)))
+        return made if explicit else None
+
+    def proxy_call_backward(
+        self,
+        inputs: Sequence[Any],
+        metadata: Sequence[Any],
+        saved: Sequence[Any],
+        place: int,
+        ctx: Any,
+        state: int | None,
+        *_: Any,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The backward of an autograd function in Python: Dynamo follows it."""
+        node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *inputs))
+        return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
+
+    def call_copy_slices_prologue(self, inputs: Any, *described: Any) -> list[torch.Tensor]:
+        return self._stand_ins(self._call(before_copied_slice, (inputs, described[:3], described[3:])), 3)
+
+    def call_copy_slices_epilogue(self, needed: Sequence[bool], whole: Any, made: Sequence[Any], part: Any) -> Tensors:
+        return [*self._stand_ins(self._call(after_copied_slice, (needed, whole, made, part)), len(needed))]
+
+    # Hooks.
+
+    def _hook(self, place: int) -> fx.Node:
+        return self._item(self._hooks, place)
+
+    def tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
+        """A hook of a tensor, which may replace the gradient at position `k`."""
+        inputs[k] = self._stand_in(self._call(call_hook, (self._hook(hook), inputs[k])))
+        return inputs
+
+    def cpp_tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
+        inputs[k] = self._stand_in(self._call(cpp_tensor_hooks, (hook, inputs[k])))
+        return inputs
+
+    def pre_hook(self, inputs: Sequence[Any], hook: int) -> Tensors:
+        """A hook of a node, before it runs."""
+        node = self._call(call_hook, (self._hook(hook), tuple(inputs)))
+        return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(inputs)]
+
+    def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook: int) -> Tensors:
+        """A hook of a node that has run."""
+        node = self._call(call_hook, (self._hook(hook), tuple(outputs), tuple(inputs)))
+        return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(outputs)]
+
+    def post_acc_grad_hook(self, leaf: torch.Tensor, hook: int) -> Tensors:
+        return [self._stand_in(self._call(call_post_accumulate_hook, (self._hook(hook), leaf)))]
+
+    def unpack_hook(self, hook: int, data: int) -> torch.Tensor:
+        """What `saved_tensors_hooks` packed, unpacked."""
+        return self._stand_in(self._call(call_hook, (self._hook(hook), self._item(self._packed, data))))
+
+    # Smaller things that it asks for.
+
+    def bind_backward_state(self, place: int) -> BackwardState:
+        """What Dynamo keeps for the hooks of a compiled forward."""
+        made = BackwardState()
+        self._node_of[id(made)] = self._hook(place)
+        self._alive.append(made)
+        return made
+
+    def allocate_dummy(self) -> torch.Tensor:
+        return torch.empty(0)
+
+
+def _node_name(origin: str) -> str:
+    """`MulBackward0` as a name of a graph's node: `mul_backward0`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", origin.rpartition("::")[2]).lower()
+    return re.sub(r"\W", "_", words) or "node"

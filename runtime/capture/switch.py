@@ -1,0 +1,85 @@
+"""Compiled autograd on and off."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_compat.compiled_autograd import dynamo_sees_capture, engine, forced_eager
+
+Compile = Callable[[fx.GraphModule], Callable[..., Any]]
+
+
+@dataclass
+class State:
+    """running  whether a captured backward runs now.
+    off      how many `disable` blocks are entered.
+    """
+
+    running: bool = False
+    off: int = 0
+
+
+state = State()
+
+
+@contextmanager
+def capturing(recorder: Callable[[], Any] | None, dynamic: bool = True) -> Iterator[None]:
+    """The engine asks `recorder` to capture, or captures nothing for None."""
+    before = engine.set_autograd_compiler(recorder, dynamic if recorder is not None else False)
+    try:
+        with dynamo_sees_capture(recorder is not None):
+            yield
+    finally:
+        engine.set_autograd_compiler(*before)
+
+
+@contextmanager
+def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx: bool = True) -> Iterator[None]:
+    """Within the block each backward is captured as one graph, which `compiler_fn` compiles, for example `torch.compile(backend="opforge")`.
+
+    dynamic                    sizes of tensors are symbols in the captured graph.
+    ignore_active_disable_ctx  also within `disable()`.
+    Blocks may be nested; the innermost decides. Backwards run in the calling thread. With `torch.compiler.set_stance("force_eager")` nothing is
+    captured.
+    """
+    if not isinstance(dynamic, bool):
+        raise TypeError(f"dynamic should be a bool, got {type(dynamic).__name__}")
+    if forced_eager() or (state.off and not ignore_active_disable_ctx):
+        yield
+        return
+    from .recorder import Recorder  # it imports what runs a graph, which turns capturing off
+
+    with capturing(functools.partial(Recorder, compiler_fn), dynamic), torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+@contextmanager
+def disable() -> Iterator[None]:
+    """Within the block no backward is captured."""
+    state.off += 1
+    try:
+        with capturing(None):
+            yield
+    finally:
+        state.off -= 1
+
+
+def reset() -> None:
+    """Turn compiled autograd off, as in a new process, and forget all captured graphs. Raises RuntimeError within a captured backward."""
+    if state.running:
+        raise RuntimeError("compiled autograd cannot be reset while a captured backward runs")
+    engine.set_autograd_compiler(None, False)
+    engine.set_verbose_logger(None)
+    engine.clear_cache()
+
+
+def in_region() -> bool:
+    """Whether a captured backward runs now."""
+    return state.running

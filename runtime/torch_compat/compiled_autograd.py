@@ -1,0 +1,108 @@
+"""Private names of compiled autograd: how torch's C++ engine lets a backward be captured, and what Dynamo is told of it.
+
+Imported by `capture` only: it loads Dynamo.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# How the engine is told who captures, and how its captured graphs are forgotten.
+from torch._C._dynamo import compiled_autograd as engine  # type: ignore[attr-defined]
+
+# What Dynamo knows about captured backwards. The engine names each function of autograd once in a process, so torch's own capture and ours share
+# the table `ops`; the flags tell Dynamo that there is a capture, and that a captured graph runs. Nothing else of this module is used.
+from torch._dynamo import compiled_autograd as known_to_dynamo
+
+# They stand in captured graphs, and Dynamo follows them in a way of its own: final callbacks of a backward, and the backward of an autograd
+# function with the tensors that it saved.
+from torch._dynamo.external_utils import FakeCompiledAutogradEngine, call_backward
+
+# The number that logs give a captured graph and what is compiled of it.
+from torch._guards import CompileContext, CompileId, compile_context
+
+# The function through which Python calls the engine.
+from torch.autograd.graph import _engine_run_backward
+
+# What Dynamo keeps for hooks that a compiled forward registers.
+from torch.fx.experimental._backward_state import BackwardState
+
+# Sizes as symbols.
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+__all__ = [
+    "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
+    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "final_callbacks", "forced_eager", "name_backward_function", "numbered",
+    "running_backward", "symbol_for",
+]  # fmt: skip
+
+cpp_tensor_hooks: Callable[..., Any] = engine.call_cpp_tensor_pre_hooks
+final_callbacks: Callable[[], None] = FakeCompiledAutogradEngine._exec_final_callbacks_stub
+
+
+def name_backward_function(name: str, function: Callable[..., Any], custom: bool, traceable: bool) -> str:
+    """Keep a function of autograd under a name, as the engine asks once in a process. `custom`: a C++ autograd function of the program. Gives the
+    name that the engine will call it by.
+    """
+    return str(known_to_dynamo.ops.add(name, function, custom, traceable))
+
+
+def backward_function(name: str) -> Callable[..., Any]:
+    """The function that was kept under a name."""
+    found: Callable[..., Any] = known_to_dynamo.ops.get(name)
+    return found
+
+
+def numbered(number: int) -> Any:
+    """The context of a captured backward in logs: `!3` for its `number` 3."""
+    return CompileContext(CompileId(compiled_autograd_id=number, frame_id=None, frame_compile_id=None))
+
+
+def running_backward() -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The tensors that the program's innermost running backward starts from, and those whose gradients it asked for (none: all leaves). None for
+    a backward that C++ began.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    outputs, args = frame.f_locals["t_outputs"], frame.f_locals["args"]
+    return outputs, args[3] or ()
+
+
+def forced_eager() -> bool:
+    """Whether `torch.compiler.set_stance("force_eager")` is on."""
+    return torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+
+def symbol_for(env: ShapeEnv, value: Any, source: Any) -> Any:
+    """A number of a call as a symbol."""
+    if isinstance(value, int):
+        return env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+    symbol = env.create_unspecified_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    return env.create_symfloatnode(symbol, hint=value, source=source)
+
+
+def _flag(name: str, value: bool) -> Iterator[None]:
+    before = getattr(known_to_dynamo, name)
+    setattr(known_to_dynamo, name, value)
+    try:
+        yield
+    finally:
+        setattr(known_to_dynamo, name, before)
+
+
+@contextmanager
+def dynamo_sees_capture(on: bool) -> Iterator[None]:
+    """Dynamo compiles hooks of a forward for a backward that will be captured, or not."""
+    yield from _flag("compiled_autograd_enabled", on)
+
+
+@contextmanager
+def dynamo_runs_captured() -> Iterator[None]:
+    """What Dynamo compiles is a captured backward."""
+    yield from _flag("in_compiled_autograd_region", True)

@@ -1,0 +1,439 @@
+"""Backwards that compiled autograd captures, against eager ones: values, the order of hooks, and what leaves have meanwhile (MISSION G1-G4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo import compiled_autograd as torch_capture
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import opforge
+from opforge import compiled_autograd
+
+Tensor = torch.Tensor
+Compile = Callable[[torch.fx.GraphModule], Callable[..., Any]]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    compiled_autograd.reset()
+    yield
+    torch._dynamo.reset()
+    compiled_autograd.reset()
+
+
+def as_it_is(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    return graph
+
+
+# Hooks: each kind, at each place, on each shape of graph.
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+Tap = Callable[[str, Tensor], Tensor]
+
+
+def chain(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    v = tap("v", tap("u", a * b).sin())
+    return tap("o", (v * a).sum())
+
+
+def diamond(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u = tap("u", a.exp())
+    v, w = tap("v", u * b), tap("w", u.cos())
+    return tap("o", (v + w).sum())
+
+
+def crossed(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u = tap("u", a.exp())
+    v, w = tap("v", u * b), tap("w", u.cos())
+    return tap("o", (w * v + u).sum())
+
+
+def linear(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    v = tap("v", tap("u", torch.nn.functional.linear(a, b)).relu())
+    return tap("o", (v @ b).square().mean())
+
+
+def written_slice(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u = tap("u", a * 2)
+    u[0].mul_(b[0])
+    return tap("o", tap("v", u.sin()).sum())
+
+
+def custom(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    return tap("o", tap("v", tap("u", Square.apply(a)) * b).sum())
+
+
+def twice(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u = tap("u", a + a * b)
+    v = tap("v", u + u * a)
+    return tap("o", (v * v).sum())
+
+
+def halves(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u, w = a.split(2)
+    v = tap("v", torch.cat([w, tap("u", u)]) * b)
+    return tap("o", v.max(1).values.sum())
+
+
+def checkpointed(a: Tensor, b: Tensor, tap: Tap) -> Tensor:
+    u = tap("u", a * b)
+    return tap("o", (checkpoint(lambda t: t.sin() * t.exp(), u, use_reentrant=False) * a).sum())
+
+
+SHAPES = [chain, diamond, crossed, linear, written_slice, custom, twice, halves, checkpointed]
+KINDS = [
+    "",
+    "tensor",
+    "replace tensor",
+    "retain",
+    "pre",
+    "post",
+    "leaf",
+    "accumulated",
+    "leaf_pre",
+    "leaf_post",
+    "saved",
+    "leaf_pre accumulated leaf_post leaf",
+    "tensor pre post",
+    "grad",
+    "grad tensor leaf",
+    "tensor leaf accumulated pre post leaf_pre leaf_post saved retain",
+]
+Seen = tuple[list[tuple[str, bool, bool]], list[Tensor | None]]
+
+
+def seen(shape: Callable[[Tensor, Tensor, Tap], Tensor], kinds: set[str], compile: Compile | None) -> Seen:
+    """What hooks of these `kinds` see: their names with which leaves have gradients, and values; gradients in the end."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    events: list[tuple[str, bool, bool]] = []
+    values: list[Tensor | None] = []
+    kept: list[Any] = []
+
+    def note(name: str, *tensors: Tensor | None) -> None:
+        events.append((name, a.grad is not None, b.grad is not None))
+        values.extend(t.detach().clone() for t in tensors if t is not None)
+
+    def tap(name: str, t: Tensor) -> Tensor:
+        assert t.grad_fn is not None
+        if "tensor" in kinds:
+            t.register_hook(lambda g: note(name, g))
+        if "replace" in kinds and name != "o":
+            t.register_hook(lambda g: g * 2)
+        if "retain" in kinds:
+            t.retain_grad()
+            kept.append(t)
+        if "pre" in kinds:
+            t.grad_fn.register_prehook(lambda gradients: note(f"pre {name}", *gradients))
+        if "post" in kinds:
+            t.grad_fn.register_hook(lambda made, _: note(f"post {name}", *made))
+        return t
+
+    for name, leaf in (("a", a), ("b", b)):
+        if "leaf" in kinds:
+            leaf.register_hook(lambda g, name=name: note(f"leaf {name}", g))
+        if "accumulated" in kinds:
+            leaf.register_post_accumulate_grad_hook(lambda t, name=name: note(f"accumulated {name}", t.grad))
+        node = get_gradient_edge(leaf).node
+        kept.append(node)
+        if "leaf_pre" in kinds:
+            node.register_prehook(lambda gradients, name=name: note(f"leaf_pre {name}", *gradients))
+        if "leaf_post" in kinds:
+            node.register_hook(lambda _, given, name=name: note(f"leaf_post {name}", *given))
+
+    def unpack(t: Tensor) -> Tensor:
+        note("unpack")
+        return t
+
+    with saved_tensors_hooks(lambda t: t.detach().clone(), unpack) if "saved" in kinds else nullcontext():
+        out = shape(a, b, tap)
+    with compiled_autograd.enable(compile) if compile is not None else nullcontext():
+        if "grad" in kinds:
+            values += torch.autograd.grad(out, [a])
+        else:
+            out.backward()
+    return events, [*values, a.grad, b.grad, *(t.grad for t in kept if isinstance(t, Tensor))]
+
+
+def assert_same(shape: Any, kinds: str, compile: Compile) -> None:
+    names = set(kinds.split())
+    events, values = seen(shape, names, None)
+    found_events, found = seen(shape, names, compile)
+    assert found_events == events
+    for have, want in zip(found, values, strict=True):
+        assert (have is None) == (want is None)
+        if have is not None:
+            torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hooks_run_as_in_eager(shape: Any, kinds: str) -> None:
+    assert_same(shape, kinds, as_it_is)
+
+
+@pytest.mark.parametrize("kinds", [KINDS[2], KINDS[-2], KINDS[-1]])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hooks_in_a_compiled_backward_run_as_in_eager(shape: Any, kinds: str) -> None:
+    assert_same(shape, kinds, torch.compile(backend="opforge"))
+
+
+def test_an_error_of_a_hook_is_the_programs() -> None:
+    def refuse(grad: Tensor) -> None:
+        raise ValueError("this hook refuses")
+
+    for compile in (as_it_is, torch.compile(backend="opforge")):
+        x = torch.randn(3, requires_grad=True)
+        y = x.sin()
+        y.register_hook(refuse)
+        with compiled_autograd.enable(compile), pytest.raises(ValueError, match="this hook refuses"):
+            y.sum().backward()
+        assert x.grad is None
+
+
+def test_a_post_accumulate_hook_may_not_return_something() -> None:
+    x = torch.randn(3, requires_grad=True)
+    x.register_post_accumulate_grad_hook(lambda t: 1)  # type: ignore[arg-type, return-value]
+    with compiled_autograd.enable(as_it_is), pytest.raises(RuntimeError, match="should return None"):
+        x.sin().sum().backward()
+
+
+# Backwards of compiled graphs become part of the captured graph.
+
+
+def dropped(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(x @ w, 0.5).square().sum()
+
+
+def mixed(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ w).float().sin().sum()
+
+
+def normalized(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x @ w, (8,)).exp().mean()
+
+
+def attended(x: Tensor, w: Tensor) -> Tensor:
+    q = (x @ w).view(1, 2, 4, 8)
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q.cos(), is_causal=True).square().sum()
+
+
+def rebuilt(x: Tensor, w: Tensor) -> Tensor:
+    return checkpoint(lambda t: (t @ w).sin().exp(), x, use_reentrant=False).sum()
+
+
+def transposed(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).t().softmax(0).square().sum()
+
+
+@pytest.mark.parametrize("program", [dropped, mixed, normalized, attended, rebuilt, transposed])
+@pytest.mark.parametrize("enable", [compiled_autograd.enable, torch_capture._enable], ids=["ours", "torch"])
+def test_the_backward_of_a_compiled_graph_is_followed(program: Any, enable: Any) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    forward = torch.compile(program, backend="opforge")
+    torch.manual_seed(1)
+    forward(x, w).backward()
+    want, (x.grad, w.grad) = (x.grad, w.grad), (None, None)
+    opforge.reset_stats()
+    torch.manual_seed(1)
+    loss = forward(x, w)
+    with enable(torch.compile(backend="opforge", fullgraph=True)):
+        loss.backward()
+    torch.testing.assert_close((x.grad, w.grad), want)
+    assert not opforge.stats()["fallbacks"]
+
+
+@pytest.mark.parametrize("enable", [compiled_autograd.enable, torch_capture._enable], ids=["ours", "torch"])
+def test_results_without_a_gradient(enable: Any) -> None:
+    """Nothing is computed from zeros: 0 x inf would be nan."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.sqrt()
+
+    forward = torch.compile(program, backend="opforge")
+    for which in (0, 1, 0):
+        x = torch.zeros(4, requires_grad=True)
+        out = forward(x)[which]
+        with enable(torch.compile(backend="opforge", fullgraph=True)):
+            out.sum().backward()
+        want = torch.zeros(4, requires_grad=True)
+        program(want)[which].sum().backward()
+        torch.testing.assert_close(x.grad, want.grad)
+
+
+def test_a_written_tensor_is_refused() -> None:
+    def program(x: Tensor, scale: Tensor) -> Tensor:
+        return (x.exp() * scale).sum()
+
+    forward = torch.compile(program, backend="opforge")
+    for write in (False, True):
+        x, scale = torch.randn(4, requires_grad=True), torch.randn(4)
+        loss = forward(x, scale)
+        if write:
+            scale.add_(1)
+        with compiled_autograd.enable(torch.compile(backend="opforge")):
+            if write:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    loss.backward()
+            else:
+                loss.backward()
+
+
+# Steps of training.
+
+
+class Model(torch.nn.Module):
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x))
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return self.second(torch.nn.functional.gelu(y)).square().mean()
+
+
+def losses(model: Any, compile: Compile | None, sizes: list[int]) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    found = []
+    for k, size in enumerate(sizes):
+        torch.manual_seed(k)
+        loss = model(torch.randn(size, 8))
+        with compiled_autograd.enable(compile) if compile is not None else nullcontext():
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_steps_of_training_compile_once(breaks: bool) -> None:
+    sizes = [4, 4, 6, 6, 4, 5, 7]
+    torch.manual_seed(0)
+    model = Model(breaks)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    want = losses(model, None, sizes)
+    model.load_state_dict(start)
+    compiled: list[int] = []
+
+    def compile(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        compiled.append(1)
+        return torch.compile(graph, backend="opforge", fullgraph=True)
+
+    found = losses(torch.compile(model, backend="opforge"), compile, sizes)
+    torch.testing.assert_close(found, want)
+    assert len(compiled) <= 2  # the forward is compiled again once, for sizes that change
+
+
+def test_gradients_are_added_to_those_that_are_there() -> None:
+    x = torch.randn(4, requires_grad=True)
+    compile = torch.compile(backend="opforge")
+    for _ in range(3):
+        with compiled_autograd.enable(compile):
+            x.sin().sum().backward()
+    torch.testing.assert_close(x.grad, 3 * x.detach().cos())
+
+
+# On and off.
+
+
+def test_blocks_are_nested() -> None:
+    captured: list[str] = []
+
+    def named(name: str) -> Compile:
+        def compile(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+            captured.append(name)
+            return graph
+
+        return compile
+
+    def backward() -> None:
+        torch._C._dynamo.compiled_autograd.clear_cache()
+        torch.randn(3, requires_grad=True).sin().sum().backward()
+
+    with compiled_autograd.enable(named("outer")):
+        backward()
+        with compiled_autograd.enable(named("inner")):
+            backward()
+        with compiled_autograd.disable():
+            backward()
+            with compiled_autograd.enable(named("not"), ignore_active_disable_ctx=False):
+                backward()
+            with compiled_autograd.enable(named("within")):
+                backward()
+        backward()
+    backward()
+    assert captured == ["outer", "inner", "within", "outer"]
+
+
+def test_a_region_is_told() -> None:
+    told: list[bool] = []
+    x = torch.randn(3, requires_grad=True)
+    x.register_hook(lambda g: told.append(compiled_autograd.in_compiled_autograd_region))
+    with compiled_autograd.enable(as_it_is):
+        x.sin().sum().backward()
+    assert told == [True]
+    assert not compiled_autograd.in_compiled_autograd_region
+
+
+def test_force_eager_captures_nothing() -> None:
+    def refuse(graph: torch.fx.GraphModule) -> Any:
+        raise AssertionError
+
+    with torch.compiler.set_stance("force_eager"), compiled_autograd.enable(refuse):
+        torch.randn(3, requires_grad=True).sin().sum().backward()
+
+
+def test_nodes_are_named_after_what_they_come_from() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    with compiled_autograd.enable(keep):
+        torch.randn(3, requires_grad=True).sin().sum().backward()
+    names = {n.name for n in graphs[0].graph.nodes}
+    assert {"inputs", "sum_backward0", "sin_backward0"} <= names
+
+
+def test_what_an_unknown_torch_calls_is_named() -> None:
+    from opforge.runtime.capture.recorder import Recorder
+
+    with pytest.raises(opforge.errors.UnsupportedError, match=r"'brand_new_hook'.*docs/versions\.md"):
+        Recorder(as_it_is).brand_new_hook()
+
+
+def test_anomaly_mode_finds_nan() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        compiled_autograd.enable(as_it_is),
+        pytest.raises(RuntimeError, match="nan"),
+    ):
+        (x.sqrt() * 0).sum().backward()
