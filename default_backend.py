@@ -1,7 +1,8 @@
 """`opforge.install()`: opforge wherever a program, or a library it uses, compiles with torch's default backend.
 
 Three places name a default, or a closed list of names: `torch.compile` without `backend=`; accelerate's enum of backends, by which its users and
-transformers' `Trainer` choose one; and the compile configuration of transformers' `generate`. A library that is imported later is changed then.
+transformers' `Trainer` choose one; and the compile configuration of transformers' `generate`. And `torch._dynamo.config.compiled_autograd = True`
+captures backwards by torch's own engine, else by ours. A library that is imported later is changed then.
 """
 
 from __future__ import annotations
@@ -151,10 +152,27 @@ def _transformers(module: ModuleType) -> tuple[str, Callable[[], None]]:
     return "transformers: CompileConfig() of generate", undo
 
 
+def _compiled_autograd(module: ModuleType) -> tuple[str, Callable[[], None]]:
+    """What `torch._dynamo.config.compiled_autograd` turns on."""
+    before = module._enable
+
+    def enable(*args: Any, **kwargs: Any) -> Any:
+        from .compiled_autograd import enable as ours  # it loads the engine
+
+        return ours(*args, **kwargs)
+
+    def undo() -> None:
+        module._enable = before  # type: ignore[attr-defined]
+
+    module._enable = enable  # type: ignore[attr-defined]
+    return "torch._dynamo.config.compiled_autograd: opforge captures", undo
+
+
 #: By the module that holds the name.
 _LIBRARIES: dict[str, Callable[[ModuleType], tuple[str, Callable[[], None]]]] = {
     "accelerate.utils.dataclasses": _accelerate,
     "transformers.generation.configuration_utils": _transformers,
+    "torch._dynamo.compiled_autograd": _compiled_autograd,
 }
 
 

@@ -21,7 +21,7 @@ from ..dispatch.storage.merge import enter_inputs
 from ..dispatch.storage.overlap import may_overlap
 from ..dispatch.storage.regions import Layout
 from ..dispatch.trace import preserved_state
-from ..torch_compat import disable_autocast, enable_python_dispatcher, pytree
+from ..torch_compat import disable_autocast, enable_python_dispatcher, own_grad, pytree
 from .frames import FrameRecorder
 
 
@@ -199,7 +199,7 @@ class _Run:
         recorder.origin, recorder.backward = None, True
         with recorder:
             start = torch.ones_like(loss)
-            found = torch.autograd.grad([loss], [self.inputs.edges[i] for i in wanted], [start], allow_unused=True)
+            found = own_grad([loss], [self.inputs.edges[i] for i in wanted], [start], allow_unused=True)
         for i, gradient in zip(wanted, found, strict=True):
             if gradient is None:
                 raise ExportError(

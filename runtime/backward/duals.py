@@ -11,7 +11,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from ..dispatch.autograd.again import Again
 from ..dispatch.autograd.joint import written_since
 from ..observe import counters
-from ..torch_compat import pytree, tangents_followed
+from ..torch_compat import own_grad, pytree, tangents_followed
 from .batched import Kept
 
 
@@ -78,9 +78,7 @@ def _moving(again: Again, arguments: tuple[list[Any], list[int | None]], given: 
         wanted = [k for k, t in leaves.items() if isinstance(t, torch.Tensor) and t.requires_grad]
         if not pairs or not wanted:
             return [None] * len(kept)
-        found = torch.autograd.grad(
-            [r for r, _ in pairs], [leaves[k] for k in wanted], [g for _, g in pairs], allow_unused=True
-        )
+        found = own_grad([r for r, _ in pairs], [leaves[k] for k in wanted], [g for _, g in pairs], allow_unused=True)
     tangents = {k: None if g is None else unpack_dual(g).tangent for k, g in zip(wanted, found, strict=True)}
     return [tangents.get(k) for k in range(len(kept))]
 

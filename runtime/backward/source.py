@@ -182,6 +182,8 @@ def _key(spec: CompiledBackward) -> list[str]:
     return [
         "    @staticmethod",
         "    def _compiled_autograd_key(ctx):",
+        "        if is_grad_enabled():",
+        "            refuse_double_backward()",
         *(f"        {line}" for line in _checks(missing)),
         f"        return (ctx._autograd_function_id{sizes or ','})",
     ]

@@ -8,6 +8,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch._dynamo.source import GetItemSource, LocalSource
 
 from ...errors import UnsupportedError
 from ..observe import counters
+from ..torch_compat import skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import (
     BackwardState,
     ShapeEnv,
@@ -23,7 +25,6 @@ from ..torch_compat.compiled_autograd import (
     call_backward,
     compile_context,
     cpp_tensor_hooks,
-    final_callbacks,
     name_backward_function,
     numbered,
     running_backward,
@@ -63,7 +64,7 @@ class Recorder:
         self._names: dict[int, str] = {}  # of autograd's nodes, in the order in which they are captured
         self._group: dict[fx.Node, int] = {}  # the node of autograd that each node belongs to
         self._sums: dict[fx.Node, None] = {}
-        self._context: Any = None
+        self._entered = ExitStack()
         self._sizes: list[int] = []  # those that the graph uses
         self._leaves: list[int] = []  # inputs that get gradients
 
@@ -79,10 +80,11 @@ class Recorder:
         check_nans: bool,
     ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
         """Takes what the backward will be called with, and where each comes from; gives what stands for it."""
+        # The engine may have been called from a function that Dynamo compiles, and would compile this too.
+        self._entered.enter_context(unseen_by_dynamo())
         counters.count_capture()
         self.number = next(_numbers)
-        self._context = compile_context(numbered(self.number))
-        self._context.__enter__()
+        self._entered.enter_context(compile_context(numbered(self.number)))
         self._checks = "gradients" if check_nans and accumulate_grad else "results" if check_nans else ""
         self._of_input, self._of_size, self._of_scalar, self._hooks, self._packed = (
             self._graph.placeholder(name) for name in ("inputs", "sizes", "scalars", "hooks", "packed")
@@ -100,13 +102,12 @@ class Recorder:
         for k, n in enumerate(numbers):
             self._node_of[id(n.node)] = self._item(self._of_scalar, k)
         self._alive += [env, symbols, numbers]
-        self._after_inputs = next(reversed(self._graph.nodes))
+        *_, self._after_inputs = self._graph.nodes
         return f"!{self.number}", given, symbols, numbers
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Gives what runs a call, and the compiled graph."""
         self._in_eager_order()
-        self._call(final_callbacks, ())
         self._graph.output(self._argument(outputs))
         module = fx.GraphModule({}, self._graph, f"Backward{self.number}")
         module.meta["locals_to_steal"] = ["inputs"]
@@ -124,9 +125,7 @@ class Recorder:
 
     def close(self) -> None:
         """The engine is done with the recorder, also where it raised."""
-        if self._context is not None:
-            self._context.__exit__(None, None, None)
-            self._context = None
+        self._entered.close()
 
     def log_compile_reasons(self, compile_reasons: list[str]) -> None:
         """Why the engine has no graph for this backward."""
@@ -298,6 +297,10 @@ class Recorder:
 
     def allocate_dummy(self) -> torch.Tensor:
         return torch.empty(0)
+
+
+for _method in (Recorder.__init__, Recorder.begin_capture, Recorder.close):
+    skip_frame(_method)  # Dynamo sees what runs before `begin_capture` and after `end_capture`
 
 
 def _node_name(origin: str) -> str:

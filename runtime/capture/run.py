@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..torch_compat import skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import compile_context, dynamo_runs_captured, numbered
 from .calls import carried
 from .switch import capturing, state
@@ -38,22 +39,52 @@ class Captured:
         hooks: Sequence[Any],
         packed: Sequence[Any],
     ) -> Any:
-        taken = [carried(sizes[k]) for k in self.sizes]
         leaves = [inputs[k] for k in self.leaves] if self.checks == "gradients" else []
-        with capturing(None), dynamo_runs_captured(), _running(), compile_context(numbered(self.number)):
+        with (
+            unseen_by_dynamo(),
+            capturing(None),
+            dynamo_runs_captured(),
+            _running() as callbacks,
+            compile_context(numbered(self.number)),
+        ):
+            taken = [carried(sizes[k]) for k in self.sizes]
             found = compiled(inputs, taken, scalars, hooks, packed)
-        if self.checks:
-            _refuse_nan([leaf.grad for leaf in leaves] if leaves else found)
+            for callback in callbacks:  # it may queue more
+                callback()
+            if self.checks:
+                _refuse_nan([leaf.grad for leaf in leaves] if leaves else found)
         return found
 
 
+skip_frame(Captured.__call__)
+
+
+class Engine:
+    """Stands for torch's engine while a captured backward runs: what the program queues for the end of the backward runs behind the graph. The C++
+    engine, which runs nothing itself now, would forget it.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.callbacks: list[Callable[[], None]] = []
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 @contextmanager
-def _running() -> Iterator[None]:
+def _running() -> Iterator[list[Callable[[], None]]]:
+    """A captured backward runs. Gives the list of what is queued for its end."""
     before, state.running = state.running, True
+    variable = torch.autograd.Variable
+    engine, variable._execution_engine = variable._execution_engine, Engine(variable._execution_engine)
     try:
-        yield
+        yield variable._execution_engine.callbacks
     finally:
-        state.running = before
+        state.running, variable._execution_engine = before, engine
 
 
 def _refuse_nan(gradients: Collection[torch.Tensor | None]) -> None:

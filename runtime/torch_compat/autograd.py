@@ -22,9 +22,9 @@ from torch._guards import Guard, TracingContext
 from torch.autograd import forward_ad
 
 __all__ = [
-    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "made_without_grad", "refuses_hooks",
+    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "made_without_grad", "own_grad", "refuses_hooks",
     "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number", "shares_version",
-    "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved",
+    "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
 ]  # fmt: skip
 
 
@@ -36,6 +36,28 @@ def saved_objects(ctx: object) -> list[Any]:
 def is_captured(ctx: object) -> bool:
     """Whether the context of an autograd function stands for one in a backward that compiled autograd has captured."""
     return type(ctx).__name__ == "FakeBackwardCFunction"
+
+
+def own_grad(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """`torch.autograd.grad` for the compiler itself: compiled autograd, which may be on for the program, does not capture it."""
+    engine = torch._C._dynamo.compiled_autograd
+    before = engine.set_autograd_compiler(None, False)
+    try:
+        return torch.autograd.grad(*args, **kwargs)
+    finally:
+        engine.set_autograd_compiler(*before)
+
+
+@contextmanager
+def unseen_by_dynamo() -> Iterator[None]:
+    """Dynamo compiles no frames, whatever function the block was reached from."""
+    from torch._dynamo.eval_frame import set_eval_frame
+
+    before = set_eval_frame(None)
+    try:
+        yield
+    finally:
+        set_eval_frame(before)
 
 
 def skip_frame(function: Callable[..., Any]) -> None:

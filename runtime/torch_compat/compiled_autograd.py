@@ -17,9 +17,8 @@ from torch._C._dynamo import compiled_autograd as engine  # type: ignore[attr-de
 # the table `ops`; the flags tell Dynamo that there is a capture, and that a captured graph runs. Nothing else of this module is used.
 from torch._dynamo import compiled_autograd as known_to_dynamo
 
-# They stand in captured graphs, and Dynamo follows them in a way of its own: final callbacks of a backward, and the backward of an autograd
-# function with the tensors that it saved.
-from torch._dynamo.external_utils import FakeCompiledAutogradEngine, call_backward
+# It stands in captured graphs, and Dynamo follows it: the backward of an autograd function with the tensors that it saved.
+from torch._dynamo.external_utils import call_backward
 
 # The number that logs give a captured graph and what is compiled of it.
 from torch._guards import CompileContext, CompileId, compile_context
@@ -35,12 +34,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
     "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
-    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "final_callbacks", "forced_eager", "name_backward_function", "numbered",
+    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "forced_eager", "name_backward_function", "numbered",
     "running_backward", "symbol_for",
 ]  # fmt: skip
 
 cpp_tensor_hooks: Callable[..., Any] = engine.call_cpp_tensor_pre_hooks
-final_callbacks: Callable[[], None] = FakeCompiledAutogradEngine._exec_final_callbacks_stub
 
 
 def name_backward_function(name: str, function: Callable[..., Any], custom: bool, traceable: bool) -> str:

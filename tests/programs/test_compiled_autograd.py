@@ -359,6 +359,57 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
     torch.testing.assert_close(x.grad, 3 * x.detach().cos())
 
 
+@pytest.mark.parametrize("compile", [as_it_is, torch.compile(backend="opforge")], ids=["graph", "opforge"])
+def test_callbacks_run_when_all_gradients_are_there(compile: Any) -> None:
+    told: list[bool] = []
+    x = torch.randn(4, requires_grad=True)
+    y = x.sin()
+
+    def hook(grad: Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: told.append(x.grad is not None))
+
+    y.register_hook(hook)
+    with compiled_autograd.enable(compile):
+        y.sum().backward()
+    assert told == [True]
+
+
+@pytest.mark.parametrize("enable", [compiled_autograd.enable, torch_capture._enable], ids=["ours", "torch"])
+def test_a_gradient_of_a_gradient_is_refused(enable: Any) -> None:
+    """Values that the forward kept have no history: the second gradient would be wrong without a word."""
+    x = torch.randn(4, requires_grad=True)
+    y = torch.compile(lambda t: t.sin().exp().sum(), backend="opforge")(x)
+    with enable(torch.compile(backend="opforge")), pytest.raises(RuntimeError, match="no gradient of its gradient"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
+def test_a_retained_graph_runs_again() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = torch.compile(lambda t: t.sin().exp().sum(), backend="opforge")(x)
+    with compiled_autograd.enable(torch.compile(backend="opforge")):
+        y.backward(retain_graph=True)
+        first = x.grad.clone()  # type: ignore[union-attr]
+        y.backward()
+        torch.testing.assert_close(x.grad, 2 * first)
+        with pytest.raises(RuntimeError, match="second time"):
+            y.backward()
+
+
+def test_gradients_in_a_batch() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = x.sin()
+    with compiled_autograd.enable(as_it_is):
+        (rows,) = torch.autograd.grad(y, x, torch.eye(4), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.diag(x.detach().cos()))
+
+
+def test_a_checkpoint_that_runs_a_backward_inside() -> None:
+    x = torch.randn(4, requires_grad=True)
+    with compiled_autograd.enable(torch.compile(backend="opforge")):
+        checkpoint(lambda t: t.sin().exp(), x, use_reentrant=True).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos() * x.detach().sin().exp())
+
+
 # On and off.
 
 
@@ -389,6 +440,31 @@ def test_blocks_are_nested() -> None:
         backward()
     backward()
     assert captured == ["outer", "inner", "within", "outer"]
+
+
+def test_installed_it_serves_the_switch_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opforge.runtime.capture.recorder import Recorder
+
+    ended: list[bool] = []
+    end_capture = Recorder.end_capture
+
+    def end(self: Recorder, outputs: Any) -> Any:
+        ended.append(True)
+        return end_capture(self, outputs)
+
+    monkeypatch.setattr(Recorder, "end_capture", end)
+    x = torch.randn(4, requires_grad=True)
+
+    def step() -> None:
+        x.sin().sum().backward()
+
+    before = torch_capture._enable
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        with opforge.install():
+            torch.compile(step)()
+        assert torch_capture._enable is before
+        assert ended == [True]
+    torch.testing.assert_close(x.grad, x.detach().cos())
 
 
 def test_a_region_is_told() -> None:

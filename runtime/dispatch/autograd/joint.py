@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ....errors import UnsupportedError
-from ...torch_compat import running_node
+from ...torch_compat import own_grad, running_node
 from ..metadata.outcome import Found
 from ..record.recorder import Recorder
 from ..storage.inputs import Inputs
@@ -183,7 +183,7 @@ class _Differentiated:
             of_gradients(self.inputs.fake_mode.shape_env),
             torch.autograd.set_detect_anomaly(False),
         ):
-            gradients = torch.autograd.grad(self.results, edges, tangents, allow_unused=True)
+            gradients = own_grad(self.results, edges, tangents, allow_unused=True)
         _check_unwritten(kept)
         return gradients
 

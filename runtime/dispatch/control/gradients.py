@@ -17,7 +17,7 @@ import torch
 
 from ....errors import UnsupportedError
 from ....generated.decompositions import CONTROL, Control
-from ...torch_compat import in_transform, no_modes, pytree
+from ...torch_compat import in_transform, no_modes, own_grad, pytree
 from ..record.recorder import Recorder
 from .functions import Derived, record_control, run
 
@@ -134,7 +134,7 @@ class _Call(ABC):
         inputs = [t for t, w in zip(leaves, wanted, strict=True) if w]
         found: Sequence[Any] = [None] * len(inputs)
         if ends and inputs:
-            found = torch.autograd.grad([t for t, _ in ends], inputs, [g for _, g in ends], allow_unused=True)
+            found = own_grad([t for t, _ in ends], inputs, [g for _, g in ends], allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
 
 
