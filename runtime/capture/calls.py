@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_compat.compiled_autograd import backward_function
+from ..torch_compat.compiled_autograd import backward_function, may_change
 
 Gradient = torch.Tensor | None
 
@@ -22,7 +22,7 @@ def carried(size: int) -> torch.Tensor | int:
     if size <= 0:
         return size
     carrier = torch.empty(0, size)
-    torch._dynamo.maybe_mark_dynamic(carrier, 1)
+    may_change(carrier, 1)
     return carrier
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.source import GetItemSource, LocalSource
 
 from ...errors import UnsupportedError
 from ..observe import counters
@@ -96,9 +95,9 @@ class Recorder:
             given.append(self._stand_in(self._item(self._of_input, k)))
         self._origin = here
         env = ShapeEnv()
-        symbols = [symbol_for(env, n, GetItemSource(LocalSource("sizes"), k)) for k, n in enumerate(sizes)]
+        symbols = [symbol_for(env, n, "sizes", k) for k, n in enumerate(sizes)]
         self._size_at = {id(s.node): k for k, s in enumerate(symbols)}  # nodes are made for those that are used
-        numbers = [symbol_for(env, n, GetItemSource(LocalSource("scalars"), k)) for k, n in enumerate(scalars)]
+        numbers = [symbol_for(env, n, "scalars", k) for k, n in enumerate(scalars)]
         for k, n in enumerate(numbers):
             self._node_of[id(n.node)] = self._item(self._of_scalar, k)
         self._alive += [env, symbols, numbers]

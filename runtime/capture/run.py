@@ -12,7 +12,7 @@ import torch
 from ..torch_compat import skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import compile_context, dynamo_runs_captured, numbered
 from .calls import carried
-from .switch import capturing, state
+from .engine import capturing, state
 
 
 @dataclass(frozen=True)

@@ -5,39 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..torch_compat.compiled_autograd import dynamo_sees_capture, engine, forced_eager
+from ..torch_compat.compiled_autograd import engine, forced_eager
+from .engine import capturing, state
+from .recorder import Recorder
 
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
-
-
-@dataclass
-class State:
-    """running  whether a captured backward runs now.
-    off      how many `disable` blocks are entered.
-    """
-
-    running: bool = False
-    off: int = 0
-
-
-state = State()
-
-
-@contextmanager
-def capturing(recorder: Callable[[], Any] | None, dynamic: bool = True) -> Iterator[None]:
-    """The engine asks `recorder` to capture, or captures nothing for None."""
-    before = engine.set_autograd_compiler(recorder, dynamic if recorder is not None else False)
-    try:
-        with dynamo_sees_capture(recorder is not None):
-            yield
-    finally:
-        engine.set_autograd_compiler(*before)
 
 
 @contextmanager
@@ -54,8 +31,6 @@ def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx
     if forced_eager() or (state.off and not ignore_active_disable_ctx):
         yield
         return
-    from .recorder import Recorder  # it imports what runs a graph, which turns capturing off
-
     with capturing(functools.partial(Recorder, compiler_fn), dynamic), torch.autograd.set_multithreading_enabled(False):
         yield
 

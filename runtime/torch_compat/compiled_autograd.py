@@ -17,8 +17,14 @@ from torch._C._dynamo import compiled_autograd as engine  # type: ignore[attr-de
 # the table `ops`; the flags tell Dynamo that there is a capture, and that a captured graph runs. Nothing else of this module is used.
 from torch._dynamo import compiled_autograd as known_to_dynamo
 
+# Dynamo takes a size of this tensor for one that may change, unless it turns out constant.
+from torch._dynamo import maybe_mark_dynamic as may_change
+
 # It stands in captured graphs, and Dynamo follows it: the backward of an autograd function with the tensors that it saved.
 from torch._dynamo.external_utils import call_backward
+
+# Where a number comes from.
+from torch._dynamo.source import GetItemSource, LocalSource
 
 # The number that logs give a captured graph and what is compiled of it.
 from torch._guards import CompileContext, CompileId, compile_context
@@ -34,7 +40,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
     "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
-    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "forced_eager", "name_backward_function", "numbered",
+    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "forced_eager", "may_change", "name_backward_function", "numbered",
     "running_backward", "symbol_for",
 ]  # fmt: skip
 
@@ -77,8 +83,9 @@ def forced_eager() -> bool:
     return torch._dynamo.eval_frame._stance.stance == "force_eager"
 
 
-def symbol_for(env: ShapeEnv, value: Any, source: Any) -> Any:
-    """A number of a call as a symbol."""
+def symbol_for(env: ShapeEnv, value: Any, name: str, k: int) -> Any:
+    """A number of a call as a symbol: the one at position `k` of a list that is called `name`."""
+    source = GetItemSource(LocalSource(name), k)
     if isinstance(value, int):
         return env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
     symbol = env.create_unspecified_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)

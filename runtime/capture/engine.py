@@ -1,0 +1,34 @@
+"""Who captures: what the C++ engine is told, and whether a captured backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..torch_compat.compiled_autograd import dynamo_sees_capture, engine
+
+
+@dataclass
+class State:
+    """running  whether a captured backward runs now.
+    off      how many `disable` blocks are entered.
+    """
+
+    running: bool = False
+    off: int = 0
+
+
+state = State()
+
+
+@contextmanager
+def capturing(recorder: Callable[[], Any] | None, dynamic: bool = True) -> Iterator[None]:
+    """The engine asks `recorder` to capture, or captures nothing for None."""
+    before = engine.set_autograd_compiler(recorder, dynamic if recorder is not None else False)
+    try:
+        with dynamo_sees_capture(recorder is not None):
+            yield
+    finally:
+        engine.set_autograd_compiler(*before)
