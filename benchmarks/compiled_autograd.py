@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,6 +138,13 @@ WAYS: dict[str, tuple[str, Enable | None]] = {
 }
 
 
+def _step(model: torch.nn.Module, forward: Any, tokens: torch.Tensor, block: Any) -> None:
+    model.zero_grad(set_to_none=True)
+    loss = forward(tokens)
+    with block():
+        loss.backward()
+
+
 def _steps(breaks: int, rounds: int, layers: int) -> dict[str, float]:
     """Seconds of a step in each way."""
     torch._dynamo.reset()
@@ -146,28 +154,21 @@ def _steps(breaks: int, rounds: int, layers: int) -> dict[str, float]:
     runs: dict[str, Callable[[], None]] = {}
     for name, (backend, enable) in WAYS.items():
         forward = torch.compile(model, backend=backend) if backend else model
-        block = (lambda e=enable, c=torch.compile(backend=backend): e(c)) if enable is not None else nullcontext
-
-        def run(forward: Any = forward, block: Any = block) -> None:
-            model.zero_grad(set_to_none=True)
-            loss = forward(tokens)
-            with block():
-                loss.backward()
-
-        runs[name] = run
+        compile = torch.compile(backend=backend)
+        runs[name] = partial(_step, model, forward, tokens, partial(enable, compile) if enable else nullcontext)
     wanted: list[torch.Tensor] = []
-    for name, run in track(runs.items(), f"compile, {breaks} breaks", console=console):
+    for name in track(runs, f"compile, {breaks} breaks", console=console):
         for _ in range(3):
-            run()
+            runs[name]()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         wanted = wanted or gradients
         for have, want in zip(gradients, wanted, strict=True):
-            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-4)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
-        for name, run in runs.items():
+        for name in runs:
             start = time.perf_counter()
-            run()
+            runs[name]()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(some) for name, some in times.items()}
 

@@ -26,6 +26,13 @@ def carried(size: int) -> torch.Tensor | int:
     return carrier
 
 
+def added(first: Gradient, second: Gradient) -> Gradient:
+    """The sum of two gradients of one result. A function may have none for it, which is known when it has run."""
+    if first is None or second is None:
+        return second if first is None else first
+    return second + first if first.is_sparse else first + second  # torch adds sparse to dense
+
+
 def accumulate_grad(leaf: torch.Tensor, before: Gradient, grad: Gradient, has_post_hooks: bool) -> Gradient:
     """Add a gradient to what the leaf has, as its node of the autograd graph does. Gives the leaf's gradient."""
     (after,) = backward_function("AccumulateGrad")([grad], leaf, before, has_post_hooks)

@@ -44,12 +44,9 @@ class Walk:
     def waits(self) -> dict[Any, int]:
         """How many edges lead to each node."""
         counts = dict.fromkeys(self.needed, 0)
-        for node in self.roots:
-            counts[node] += 1
-        for node in self.needed:
-            for n in self.after[node]:
-                if n in self.needed:
-                    counts[n] += 1
+        for node in (*self.roots, *(n for before in self.needed for n in self.after[before])):
+            if node in counts:
+                counts[node] += 1
         return counts
 
     def captured(self) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ..observe import counters
-from ..torch_compat import skip_frame, unseen_by_dynamo
+from ..torch_compat import TorchDispatchMode, disable_torch_dispatch, skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import (
     BackwardState,
     ShapeEnv,
@@ -31,6 +31,7 @@ from ..torch_compat.compiled_autograd import (
 )
 from .calls import (
     accumulate_grad,
+    added,
     after_copied_slice,
     before_copied_slice,
     call_hook,
@@ -102,6 +103,7 @@ class Recorder:
             self._node_of[id(n.node)] = self._item(self._of_scalar, k)
         self._alive += [env, symbols, numbers]
         *_, self._after_inputs = self._graph.nodes
+        self._entered.enter_context(_Operators(self))
         return f"!{self.number}", given, symbols, numbers
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -117,7 +119,8 @@ class Recorder:
         """Move what each node of autograd does to where eager does it. Gradients of one result are added in the order in which they arrive there."""
         called = running_backward()
         numbers = [n for n in self._names if n != ROOT]
-        order = eager_order(*called, [self._names[n] for n in numbers]) if called is not None else None
+        with disable_torch_dispatch():
+            order = eager_order(*called, [self._names[n] for n in numbers]) if called is not None else None
         if order is None or order == sorted(order):
             return
         reorder(self._graph, self._group, self._sums, [ROOT, *(numbers[k] for k in order)])
@@ -144,12 +147,11 @@ class Recorder:
         self._origin = (name, number)
         self._names[number] = name
 
-    def _call(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
-        node = self._graph.create_node(
-            "call_function", target, tuple(self._argument(a) for a in args), {}, name=_node_name(self._origin[0])
-        )
+    def _call(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         name, number = self._origin
-        self._group[node] = self._origin[1]
+        taken = tuple(self._argument(a) for a in args)
+        node = self._graph.create_node("call_function", target, taken, kwargs, name=_node_name(name))
+        self._group[node] = number
         node.meta["stack_trace"] = f'File "<backward>", line {number + 1}, in {name}\n    {name} (node {number})'
         return node
 
@@ -160,8 +162,15 @@ class Recorder:
         self._group[made] = self._origin[1]
         return made
 
+    def record_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that the engine itself calls, such as the zeros that stand for a gradient that is missing."""
+        node = self._call(operator, args, {name: self._argument(value) for name, value in kwargs.items()})
+        count = len(operator._schema.returns)
+        return self._stand_in(node) if count == 1 else tuple(self._stand_ins(node, count))
+
     def _stand_in(self, node: fx.Node) -> torch.Tensor:
-        made = torch.empty(0)
+        with disable_torch_dispatch():
+            made = torch.empty(0)
         self._node_of[id(made)] = node
         self._alive.append(made)
         return made
@@ -217,7 +226,7 @@ class Recorder:
 
     def accumulate(self, first: Any, second: Any) -> torch.Tensor:
         """The sum of two gradients of one result."""
-        node = self._call(torch.add, (first, second))
+        node = self._call(added, (first, second))
         self._sums[node] = None
         return self._stand_in(node)
 
@@ -260,12 +269,14 @@ class Recorder:
         return self._item(self._hooks, place)
 
     def tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
-        """A hook of a tensor, which may replace the gradient at position `k`."""
-        inputs[k] = self._stand_in(self._call(call_hook, (self._hook(hook), inputs[k])))
+        """A hook of a tensor, which may replace the gradient at position `k`; where there is none, there is none afterwards."""
+        node = self._call(call_hook, (self._hook(hook), inputs[k]))
+        inputs[k] = None if inputs[k] is None else self._stand_in(node)
         return inputs
 
     def cpp_tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
-        inputs[k] = self._stand_in(self._call(cpp_tensor_hooks, (hook, inputs[k])))
+        if inputs[k] is not None:
+            inputs[k] = self._stand_in(self._call(cpp_tensor_hooks, (hook, inputs[k])))
         return inputs
 
     def pre_hook(self, inputs: Sequence[Any], hook: int) -> Tensors:
@@ -295,7 +306,19 @@ class Recorder:
         return made
 
     def allocate_dummy(self) -> torch.Tensor:
-        return torch.empty(0)
+        with disable_torch_dispatch():
+            return torch.empty(0)
+
+
+class _Operators(TorchDispatchMode):
+    """Hands the operators that the engine calls itself to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.record_operator(func, args, kwargs or {})
 
 
 for _method in (Recorder.__init__, Recorder.begin_capture, Recorder.close):

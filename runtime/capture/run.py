@@ -79,12 +79,13 @@ class Engine:
 def _running() -> Iterator[list[Callable[[], None]]]:
     """A captured backward runs. Gives the list of what is queued for its end."""
     before, state.running = state.running, True
-    variable = torch.autograd.Variable
-    engine, variable._execution_engine = variable._execution_engine, Engine(variable._execution_engine)
+    engine = torch.autograd.Variable._execution_engine
+    ours = Engine(engine)
+    torch.autograd.Variable._execution_engine = ours  # type: ignore[assignment]
     try:
-        yield variable._execution_engine.callbacks
+        yield ours.callbacks
     finally:
-        state.running, variable._execution_engine = before, engine
+        state.running, torch.autograd.Variable._execution_engine = before, engine
 
 
 def _refuse_nan(gradients: Collection[torch.Tensor | None]) -> None:

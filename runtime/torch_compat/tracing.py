@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+# A context in which operators reach no dispatch mode: quicker than to take the modes away.
+from torch._C import _DisableTorchDispatch as disable_torch_dispatch  # type: ignore[attr-defined]
+
 # The dispatcher in which C++ kernels that read sizes as plain integers are replaced by Python ones.
 from torch._dispatch.python import enable_python_dispatcher
 
@@ -38,9 +41,9 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
     "RESTART", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
-    "TracingContext", "compiles_allowed", "default_device", "disable_autocast", "enable_python_dispatcher", "frame_source", "in_fake_kernel",
-    "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from", "numbers_of_data_followed", "pytree",
-    "start_anew", "without_fake_cache",
+    "TracingContext", "compiles_allowed", "default_device", "disable_autocast", "disable_torch_dispatch", "enable_python_dispatcher",
+    "frame_source", "in_fake_kernel", "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from",
+    "numbers_of_data_followed", "pytree", "start_anew", "without_fake_cache",
 ]  # fmt: skip
 
 
