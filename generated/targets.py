@@ -123,8 +123,8 @@ class Split:
 class Cooperative:
     """When several programs share a row, and wait for each other."""
 
-    piece: int
-    """Steps of each program at least: with fewer it waits for longer than it works."""
+    steps: int
+    """Of each program at least: with fewer it waits for longer than it works."""
     points: int
     """Of all rows together: with no more, likewise."""
 
@@ -292,7 +292,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
     ),
     # spec: sm_80
@@ -319,7 +319,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
     ),
     # spec: sm_90
@@ -346,7 +346,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
         (
             Measured("NVIDIA H200", 4230),

@@ -277,7 +277,7 @@ class Alignment:
 
     def _underutilizes(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
-        if not self.gpu or any(m.nest.team for m in members):
+        if not self.gpu or any(m.nest.cooperative for m in members):
             return False
         outer = product(v.extent for v in self.outer)
         if not isinstance(outer, int):

@@ -112,7 +112,9 @@ class Kernel:
         KernelStep | ExternStep, ...
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
     tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
-    team: int = 1  # programs that go through the inner loops of an outer point together, and wait for each other
+    splits: int = (
+        1  # programs that share the inner loops of an outer point (cooperative reductions), and wait for each other
+    )
     machine: Machine = PORTABLE  # that it is for
     no_alias: frozenset[tuple[str, str]] = frozenset()  # (read, written): buffers that must not share memory
 

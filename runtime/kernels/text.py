@@ -79,7 +79,7 @@ def _kernel(k: Kernel) -> Iterator[str]:
             )
         return
     order = " in order" if k.serial else f", walking {_loops(k.walk)}" if k.walk else ""
-    order += f", each by {k.team} programs" if k.team > 1 else ""
+    order += f", each by {k.splits} programs" if k.splits > 1 else ""
     yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
     for tile in k.scratch:
         yield f"  tile {tile.name}{_layout(tile)}"

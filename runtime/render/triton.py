@@ -31,12 +31,12 @@ from ..tile.passes import Online
 from ..tile.resident import UNROLLED, cache_hints, kept_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
+from .triton_cooperative import ARGUMENTS, Cooperative
 from .triton_gather import ROUND, accumulators, rounds
 from .triton_group import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import update_online
 from .triton_reductions import Reductions
-from .triton_team import ARGUMENTS, Team
 from .triton_values import (
     BARRIER,
     IMPORTS,
@@ -105,8 +105,8 @@ class _Renderer:
         self.lines: list[str] = []
         self.wide = wide(kernel, layouts, self.launch)
         self.reductions = Reductions(self.launch, self.wide)
-        self.team = Team(kernel, self.launch) if kernel.team > 1 else None
-        program = self.team.row if self.team else program
+        self.cooperative = Cooperative(kernel, self.launch) if kernel.splits > 1 else None
+        program = self.cooperative.row if self.cooperative else program
         self.program = f"{program}.to(tl.int64)" if self.wide else program
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.wide)
@@ -145,13 +145,13 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written and not self._held(mapped[2], written):
-                assert not self.team, "a program would read what another one stores"
+                assert not self.cooperative, "a program would read what another one stores"
                 self.lines.append(BARRIER)
                 self._forget()
             self.phase(phase, *mapped)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
-        if self.team:
-            self.lines.append(self.team.leaves())
+        if self.cooperative:
+            self.lines.append(self.cooperative.reset_barrier())
         return self._module()
 
     def branched(self, cut: Branches, block: int) -> None:
@@ -188,7 +188,7 @@ class _Renderer:
     def _module(self) -> str:
         buffers = (*self.kernel.reads, *self.kernel.writes)
         taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
-        taken += ARGUMENTS if self.team else ()
+        taken += ARGUMENTS if self.cooperative else ()
         head = [
             *IMPORTS,
             "@triton.jit",
@@ -203,7 +203,7 @@ class _Renderer:
             body = [*selection(buffers, types, self.members), *named, *self.before]
             body += blocks_of([*self.points, *self.lines], self.members, self.wide)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
-        points = self.v.expr(expr(self.team.rows if self.team else self.launch.outer))
+        points = self.v.expr(expr(self.cooperative.rows if self.cooperative else self.launch.outer))
         if self.asked:
             loop = strided_blocks([*self.points, *self.lines], points, self.program, column)
             return "\n".join(head + [f"    {line}" for line in [*named, *self.asked, *loop]]) + "\n"
@@ -253,8 +253,8 @@ class _Renderer:
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
-            if self.team:
-                lines += self.team.piece(group, count, self.wide)
+            if self.cooperative:
+                lines += self.cooperative.split_index(group, count, self.wide)
             else:
                 lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
             lines += self._digits(loops, f"rindex{group}")
@@ -262,10 +262,10 @@ class _Renderer:
         self._values_first(body)
         for st in body:
             self.tile_statement(st, group, loops)
-        if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
-            told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
-            for st, all_ in zip(ended, told, strict=True):
-                self.lines.append(f"{st.name} = {self.reductions.reduced(st, all_, '', 0)}")
+        if self.cooperative and (reduced := [st for st in body if isinstance(st, Reduce)]):
+            named = [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in reduced]
+            for st, partials in zip(reduced, self.cooperative.gather_partials(self.lines, named), strict=True):
+                self.lines.append(f"{st.name} = {self.reductions.reduced(st, partials, '', 0)}")
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -291,7 +291,7 @@ class _Renderer:
         value = self.v.node(st.value)
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
-            name = self.team.own(st.name) if self.team else st.name
+            name = self.cooperative.partial(st.name) if self.cooperative else st.name
             block = self.reductions.spread(st, value, group)
             self.lines.append(f"{name} = {self.reductions.reduced(st, block, f'rindex{group}')}")
         elif isinstance(st, Scan):
@@ -400,8 +400,8 @@ class _Renderer:
                     self.v.node(a.node)
         where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
         mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
-        if self.team and not deep:
-            mask += self.team.once
+        if self.cooperative and not deep:
+            mask += self.cooperative.store_once
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
         dtype = self.layouts[st.buffer].dtype

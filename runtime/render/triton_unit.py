@@ -23,10 +23,10 @@ from ..tile.launch import launch
 from ..tile.routines import routine_blocks, rows_of
 from .cpp_unit import anonymous
 from .triton import PROGRAM, render_kernel
+from .triton_cooperative import PARTIAL_BYTES, WORKSPACE
 from .triton_group import FILL, FILL_NAME, fill_source
-from .triton_last import COUNTER, FOLLOWING, chain_source
+from .triton_last import FOLLOWING, SEMAPHORE, chain_source
 from .triton_routines import render_routine
-from .triton_team import SLOT, SPACE
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,16 @@ class TritonKernel:
 
 @dataclass(frozen=True)
 class TritonUnit:
-    """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
-    that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
-    last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
-    other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
-    kernels that are right with any number of programs, since each goes through blocks until all are done, and how many they
-    have at most.
+    """The kernels of a plan, and how its functions (a kernel of the plan, or a group of them) are launched.
+
+    kernels      by the name of the first that has their text.
+    symbols      for each function that a wrapper calls: the name of its kernel.
+    programs     for each of them: the number of programs of a launch.
+    grouped      by name, the kernels that have no call of their own.
+    chained      functions whose last program runs what follows, with all their kernels. They take the address of a semaphore last.
+    cooperative  kernels whose programs wait for each other, with the bytes of their workspace. They take the addresses of a semaphore and of that
+                 workspace last.
+    strided      kernels whose programs go through blocks until all are done, so that any number of programs is right; and how many they have at most.
     """
 
     kernels: dict[str, TritonKernel]
@@ -62,7 +66,7 @@ class TritonUnit:
     programs: dict[str, Size]
     grouped: dict[str, Group] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    teams: dict[str, int] = field(default_factory=dict)
+    cooperative: dict[str, int] = field(default_factory=dict)
     strided: dict[str, int] = field(default_factory=dict)
 
     def programs_of(self, name: str, points: Size, block: int) -> Size:
@@ -163,9 +167,9 @@ class _Unit:
         if goes_in_strides(k, self.plan.layouts, self.homes(k)):
             self.unit.strided[k.name] = k.gpu.costs.idle
         self.unit.programs[k.name] = self.unit.programs_of(k.name, shape.outer, x)
-        if k.team > 1:
+        if k.splits > 1:
             assert x == 1, k.name
-            self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
+            self.unit.cooperative[k.name] = PARTIAL_BYTES * reductions(k) * _number(shape.outer)
 
     def routine(self, routine: Routine) -> None:
         name, tile = routine.name, routine_blocks(routine, self.tuning.routine)
@@ -188,7 +192,7 @@ class _Unit:
             pieces.append(render_kernel(k, self.plan.layouts, k.name, self.homes(k), None, self.tuning, program))
             types += [TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
         source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
-        made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)
+        made = TritonKernel(name, source, (*types, SEMAPHORE), 0, *tile)
         known = anonymous(source, name, tuple(b for k in chain for b in (*k.reads, *k.writes)), comment="#")
         symbol = self.known.setdefault((known, made.pointers, tile), name)
         self.unit.symbols[name] = symbol
@@ -207,7 +211,7 @@ class _Unit:
     def add(self, k: Kernel, name: str, members: Members | None, tile: Blocks) -> TritonKernel:
         """The kernel of this text and with this XBLOCK, RBLOCK and number of warps, which may be that of another name."""
         source, same = self.text(k, name, members)
-        pointers, sizes = (*same[1], *((COUNTER, SPACE) if k.team > 1 else ())), len(k.symbols)
+        pointers, sizes = (*same[1], *((SEMAPHORE, WORKSPACE) if k.splits > 1 else ())), len(k.symbols)
         if members is not None:
             pointers, sizes = (("i64",), 1) if members.table else (pointers * members.count, 2 * members.count)
         plain = ""

@@ -37,7 +37,7 @@ def trials_of(
             if name in unit.chained:
                 yield symbol, "its last program runs other kernels"
                 continue
-            if name in unit.teams:
+            if name in unit.cooperative:
                 yield symbol, "its programs wait for each other"
                 continue
             group = groups.get(name)

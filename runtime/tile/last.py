@@ -42,7 +42,7 @@ def block_of(shape: Launch) -> tuple[int, int]:
 
 def _plain(k: Kernel, shape: Launch) -> bool:
     """Whether a kernel can be part of a chain: its number of points is known, it has no checks that raise, and it is no matrix product."""
-    if k.symbols or k.tile is not None or k.parts or k.team > 1 or shape.product or kernel_checks(k):
+    if k.symbols or k.tile is not None or k.parts or k.splits > 1 or shape.product or kernel_checks(k):
         return False
     return isinstance(shape.outer, int) and isinstance(shape.inner, int) and shape.outer > 0
 

@@ -72,11 +72,10 @@ def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
     registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
     """
-    if kernel.team > 1:
-        alone = launch(replace(kernel, team=1), layouts)
-        piece = piece_of(kernel.team, alone.inner, kernel.gpu)
-        # Each program of a team has a piece of a row.
-        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
+    if kernel.splits > 1:
+        alone = launch(replace(kernel, splits=1), layouts)
+        size = split_size(kernel.splits, alone.inner, kernel.gpu)
+        return replace(alone, outer=product((alone.outer, kernel.splits)), inner=size, persistent=True)
     return _of_matrices(kernel, layouts) or _of_rows(kernel, layouts)
 
 
@@ -182,11 +181,11 @@ def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
     return _long(kernel.gpu) if _keeps_little(kernel, layouts) else _room(kernel)
 
 
-def piece_of(team: int, inner: Size, gpu: Gpu) -> int:
-    """How many steps each program of a team has: so many that all pieces begin at whole lines of memory (of float32)."""
+def split_size(splits: int, inner: Size, gpu: Gpu) -> int:
+    """Steps of each split of a row: so many that all splits begin at whole lines of memory (of float32)."""
     assert isinstance(inner, int)
     whole = gpu.limits.line // ITEMSIZE["float32"]
-    return -(-inner // (team * whole)) * whole
+    return -(-inner // (splits * whole)) * whole
 
 
 def _passes(kernel: Kernel) -> int:
@@ -304,4 +303,4 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "gathers", "launch", "piece_of", "room", "row_reads", "strided", "wide"]
+__all__ = ["Launch", "across", "gathers", "launch", "room", "row_reads", "split_size", "strided", "wide"]

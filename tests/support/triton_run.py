@@ -21,8 +21,8 @@ from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.kernels.plan import Kernel, Plan, ViewOf
 from opforge.runtime.kernels.steps import home
 from opforge.runtime.render.triton import render_kernel
+from opforge.runtime.render.triton_cooperative import PARTIAL_BYTES, WORKSPACE
 from opforge.runtime.render.triton_group import FILL, FILL_NAME
-from opforge.runtime.render.triton_team import SLOT, SPACE
 from opforge.runtime.render.triton_unit import TritonUnit
 from opforge.runtime.tile.cooperative import reductions
 from opforge.runtime.tile.idle import goes_in_strides
@@ -91,7 +91,7 @@ def blocks(
         # Of rows in turns the blocks that they get: only in wide ones whole vectors are stored.
         x, r = (256, 64) if shape.turns else (32, 32)
         return -(-outer // x), x, r
-    if kernel.team > 1:
+    if kernel.splits > 1:
         return outer, 1, 1 << (inner - 1).bit_length()
     whole = 1 << max(inner - 1, 0).bit_length()
     # Loops over rows of which a part stays in registers are unrolled.
@@ -123,10 +123,10 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                 programs, *tile = _blocks_of(job, kernel)
                 if goes_in_strides(kernel, job.layouts, job.homes):
                     programs = min(programs, 2)
-                if kernel.team > 1:
-                    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
-                    names += ["counter", f"space of {kernel.name}"]
-                    job.memory[names[-1]] = torch.full((SLOT * reductions(kernel) * programs // 8,), 77)
+                if kernel.splits > 1:
+                    job.memory.setdefault("semaphore", torch.zeros(1, dtype=torch.int32))
+                    names += ["semaphore", f"workspace of {kernel.name}"]
+                    job.memory[names[-1]] = torch.full((PARTIAL_BYTES * reductions(kernel) * programs // 8,), 77)
                 steps.append([kernel.name, names, sizes, programs, *tile])
             torch.save(job.memory, root / f"k{k}.pt")
             plan.append(steps)
@@ -154,13 +154,13 @@ def _chain_of(unit: TritonUnit, kernel: str) -> str:
 
 
 def _chain_step(job: Job, unit: TritonUnit, name: str, prefix: Path) -> list[Any]:
-    """The one launch of a kernel with those that follow it; all of a job have one counter."""
+    """The one launch of a kernel with those that follow it; all of a job have one semaphore."""
     made = unit.kernels[unit.symbols[name]]
     Path(f"{prefix}{made.name}.py").write_text(made.source)
     known = {k.name: k for k in job.kernels}
     names = [b for member in unit.chained[name] for b in (*known[member].reads, *known[member].writes)]
-    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
-    return [made.name, [*names, "counter"], [], unit.programs[name], made.xblock, made.rblock]
+    job.memory.setdefault("semaphore", torch.zeros(1, dtype=torch.int32))
+    return [made.name, [*names, "semaphore"], [], unit.programs[name], made.xblock, made.rblock]
 
 
 def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[Any]:
@@ -191,7 +191,7 @@ def _module(path: Path) -> Any:
 
 def _run(root: Path) -> None:
     """The interpreter's process."""
-    from tests.support.teams_interpreted import launch_once
+    from tests.support.cooperative_interpreted import launch_once
     from tests.support.triton_interpreter import mend
 
     mend()
@@ -262,7 +262,7 @@ def compile_sm90(
         names = [*kernel.reads, *kernel.writes]
         _, x, r = blocks(kernel, layouts, sizes or dict.fromkeys(kernel.symbols, 100))
         signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
-        signature |= {"counter": "*i32", "space": f"*{SPACE}"} if kernel.team > 1 else {}
+        signature |= {"semaphore": "*i32", "workspace": f"*{WORKSPACE}"} if kernel.splits > 1 else {}
         signature |= dict.fromkeys(kernel.symbols, "i64") | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
         constants = {"XBLOCK": x, "RBLOCK": r}
         source = ASTSource(fn=function, signature=signature, constexprs=constants)

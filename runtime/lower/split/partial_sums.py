@@ -19,19 +19,19 @@ from .partial_spread import Spreads, fresh
 
 
 def partial_reductions(
-    program: Program, gpu: Gpu, together: Collection[str] = (), costly: Collection[str] = ()
+    program: Program, gpu: Gpu, cooperative: Collection[str] = (), costly: Collection[str] = ()
 ) -> Program:
     """The program with long reductions in two steps, where far fewer programs would share the work than the GPU should have; those that are `costly`
-    count as long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made
-    `together`.
+    count as long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are
+    `cooperative`.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program, gpu)
     spreads: Spreads | None = None
     for item in program.items:
-        if isinstance(item, Nest) and item.name in together:
-            items.append(replace(item, team=True))
+        if isinstance(item, Nest) and item.name in cooperative:
+            items.append(replace(item, cooperative=True))
             continue
         parts = _cut(item, names, rows, item.name in costly) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
@@ -40,7 +40,7 @@ def partial_reductions(
                 spreads.note(item, parts)
             parts = found or parts
         items += parts or [item]
-    if len(items) == len(program.items) and not together:
+    if len(items) == len(program.items) and not cooperative:
         return program
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
 

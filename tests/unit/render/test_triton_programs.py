@@ -229,8 +229,8 @@ def test_many_points_are_not_left_to_few_programs(plans: dict[str, tuple[Plan, l
             if any(plan.layouts[b].shape == tuple(inputs[0].shape) for b in k.writes):
                 programs = unit.programs[k.name]
                 assert isinstance(programs, int)
-                # Those of teams hold all that they work on, one on each processor; whole rows have as many.
-                assert programs >= NUM_SMS if k.team == 1 else NUM_SMS * 3 // 4 < programs <= NUM_SMS
+                # Those of cooperative kernels hold all that they work on, one on each processor; whole rows have as many.
+                assert programs >= NUM_SMS if k.splits == 1 else NUM_SMS * 3 // 4 < programs <= NUM_SMS
 
 
 def test_updates_by_independent_programs(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:
