@@ -167,7 +167,15 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         repeated += again
         walked = product(v.extent for v in k.walk)
         assert isinstance(walked, int)
-        kind = "square" if shape.square else "points" if shape.inner == 1 else "rows" if not shape.across else "columns"
+        kind = (
+            "square"
+            if shape.transpose
+            else "points"
+            if shape.inner == 1
+            else "rows"
+            if not shape.outer_reduction
+            else "columns"
+        )
         kernels.append(
             {
                 "name": k.name,

@@ -75,19 +75,19 @@ class Phase:
 class Tile:
     """How a kernel goes through a product of matrices.
 
-    rows, columns, steps  of a block of the result, and of the sums at a time.
-    warps   of a program.
-    stages  steps whose operands are on their way.
-    near    blocks of rows that run side by side, so that the columns which they read are in the cache.
-    descriptors  operands that lie in memory as matrices are loaded in blocks, which are told by descriptors.
+    block_m, block_n, block_k  rows and columns of a block of the result, and steps of the sums at a time.
+    num_warps    of a program.
+    num_stages   of the software pipeline: steps whose operands are being loaded.
+    group_m      blocks of rows of which those of one column run side by side (a swizzle), so that the columns that they read are in the cache.
+    descriptors  operands that lie in memory as matrices are loaded by tensor descriptors (TMA).
     """
 
-    rows: int
-    columns: int
-    steps: int
-    warps: int
-    stages: int
-    near: int = 8
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
     descriptors: bool = False
 
 

@@ -353,7 +353,7 @@ class _Renderer:
         self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
-        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
+        if self.launch.passes < 2 and not self.launch.outer_reduction and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
         if self.v.rows:

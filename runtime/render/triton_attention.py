@@ -267,8 +267,8 @@ class _Renderer(Functions):
 
 def _loop(start: str, stop: str, gpu: Gpu) -> str:
     """The head of a loop over blocks of columns."""
-    stages = gpu.tuning.attention.stages
-    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={stages}):"
+    num_stages = gpu.tuning.attention.num_stages
+    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={num_stages}):"
 
 
 def _halvings(f: Attention) -> int:

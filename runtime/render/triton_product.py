@@ -101,7 +101,7 @@ class _Renderer:
     def _kernel(self) -> list[str]:
         f = self.found
         rows, columns, along = count(f.rows), count(f.columns), count(f.along)
-        steps_of_rows = f.blocks
+        blocks_of_rows = f.blocks
         long = ".to(tl.int64)" if self.wide else ""
         given = ", ".join(self.buffers)
         sums = [s.register for s in f.sums]
@@ -109,18 +109,18 @@ class _Renderer:
             f"# {comment_text(', '.join(self.kernel.origins))}",
             f"ROWS: tl.constexpr = {f.block}",
             f"blocks: tl.constexpr = {f.width} // XBLOCK",
-            f"program = tl.program_id(0) % ({steps_of_rows} * blocks)",
-            f"batch = (tl.program_id(0) // ({steps_of_rows} * blocks)){long}",
+            f"program = tl.program_id(0) % ({blocks_of_rows} * blocks)",
+            f"batch = (tl.program_id(0) // ({blocks_of_rows} * blocks)){long}",
         ]
-        if steps_of_rows == 1:
+        if blocks_of_rows == 1:
             body += ["row = 0", "column = program"]
         else:
-            near = f.sizes.near if f.turns is None else f.sizes.wide_near
+            group = f.sizes.group_m if f.turns is None else f.sizes.wide_group_m
             body += [
-                f"near = program // ({near} * blocks) * {near}",
-                f"side = min({steps_of_rows} - near, {near})",
-                f"row = near + program % ({near} * blocks) % side",
-                f"column = program % ({near} * blocks) // side",
+                f"first_row = program // ({group} * blocks) * {group}",
+                f"group_size = min({blocks_of_rows} - first_row, {group})",
+                f"row = first_row + program % ({group} * blocks) % group_size",
+                f"column = program % ({group} * blocks) // group_size",
             ]
         if f.turns is None:
             body += [
@@ -140,7 +140,7 @@ class _Renderer:
             ]
         body += [
             *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
-            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={f.sizes.stages}):",
+            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={f.sizes.num_stages}):",
         ]
         step = "batch, {0}index{1}, {0}mask{1}, rindex0, rmask0, {2}, RBLOCK"
         lefts, rights = [f"left{k}" for k in range(len(sums))], [f"right{k}" for k in range(len(sums))]

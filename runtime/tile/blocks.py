@@ -21,14 +21,14 @@ def kind_of(shape: Launch) -> str:
     if shape.product:
         return "product"
     if shape.inner == 1 or shape.gathers:
-        return "points"
-    if shape.square:
-        return "square"
-    if shape.across:
-        return "columns" if shape.persistent else "columns_in_loops"
+        return "pointwise"
+    if shape.transpose:
+        return "transpose"
+    if shape.outer_reduction:
+        return "outer_reduction" if shape.persistent else "looped_outer_reduction"
     if shape.persistent:
-        return "rows"
-    return "rows_in_a_loop" if shape.passes < 2 else "rows_in_loops"
+        return "persistent_reduction"
+    return "looped_reduction" if shape.passes < 2 else "multi_pass_reduction"
 
 
 def rule_of(shape: Launch, tuning: Tuning) -> Rule:
@@ -72,7 +72,7 @@ def blocks(shape: Launch, tuning: Tuning | None = None) -> Blocks:
 
 def group_rule(tuning: Tuning, table: bool = False) -> Rule:
     """Of kernels of points that run as one, each of which goes through several blocks."""
-    return tuning.rules["table" if table else "group"][0]
+    return tuning.rules["horizontal_table" if table else "horizontal"][0]
 
 
 def group_blocks(points: Sequence[int], table: bool, shape: Launch, tuning: Tuning) -> Blocks:
@@ -87,7 +87,7 @@ def group_blocks(points: Sequence[int], table: bool, shape: Launch, tuning: Tuni
 
 def most_points(size: int, tuning: Tuning) -> int:
     """XBLOCK of kernels without inner loops, at most, whose smallest elements have `size` bytes."""
-    return max(rule.x for rule in tuning.rules["points"] if not rule.bytes or size <= rule.bytes)
+    return max(rule.x for rule in tuning.rules["pointwise"] if not rule.bytes or size <= rule.bytes)
 
 
 def neighbours(start: Blocks, shape: Launch, points: int, *, wide: bool = False) -> list[Blocks]:

@@ -15,9 +15,9 @@ from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..kernels.plan import Kernel, Reduce, Store
 from ..kernels.statements import kernel_checks
-from .launch import across, launch, room, split_size
+from .launch import is_outer_reduction, launch, register_budget, split_size
 from .scratch import over_groups, roots
-from .transpose import squared
+from .transpose import transpose_tiled
 
 
 def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> int:
@@ -33,7 +33,7 @@ def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str,
     if wanted < 2:
         return 1
     size = split_size(wanted, length, kernel.gpu)
-    if 1 << (size - 1).bit_length() > room(kernel, layouts) or not _is_by_rows(kernel, layouts):
+    if 1 << (size - 1).bit_length() > register_budget(kernel, layouts) or not _is_by_rows(kernel, layouts):
         return 1
     return -(-length // size) if _reads_only_its_split(kernel, layouts) and _updates_are_safe(kernel, homes) else 1
 
@@ -64,7 +64,11 @@ def _row(kernel: Kernel) -> int:
 
 def _is_by_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether a program goes through rows as they lie in memory, element by element."""
-    return squared(kernel, layouts) is None and not launch(kernel, layouts).product and not across(kernel, layouts)
+    return (
+        transpose_tiled(kernel, layouts) is None
+        and not launch(kernel, layouts).product
+        and not is_outer_reduction(kernel, layouts)
+    )
 
 
 def _reads_only_its_split(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:

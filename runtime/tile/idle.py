@@ -15,7 +15,7 @@ from .flat import collapsed
 from .launch import Launch, launch
 from .passes import merge_passes
 from .scratch import rematerialized
-from .transpose import squared
+from .transpose import transpose_tiled
 
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
@@ -43,7 +43,7 @@ def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str
 
 def as_rendered(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> tuple[Kernel, Mapping[str, Buffer]]:
     """A kernel with the loops that its text has, and its layouts."""
-    tiled = squared(kernel, layouts)
+    tiled = transpose_tiled(kernel, layouts)
     kernel, layouts = (tiled, layouts) if tiled else collapsed(kernel, layouts) or (kernel, layouts)
     kernel = rematerialized(kernel, shape.persistent).kernel
     return kernel if shape.persistent else merge_passes(kernel), layouts

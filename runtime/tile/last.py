@@ -48,7 +48,7 @@ def _plain(k: Kernel, shape: Launch) -> bool:
 
 
 def _fits(shape: Launch, last: Last) -> bool:
-    if shape.square or not isinstance(shape.outer, int) or shape.outer > last.rows:
+    if shape.transpose or not isinstance(shape.outer, int) or shape.outer > last.rows:
         return False
     x, r = block_of(shape)
     return x * r <= last.elements

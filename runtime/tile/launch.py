@@ -19,7 +19,7 @@ from .contraction import contraction
 from .fused import fused_kernel, points_of
 from .passes import merge_passes
 from .scratch import roots
-from .transpose import squared
+from .transpose import transpose_tiled
 
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
 
@@ -29,9 +29,9 @@ class Launch:
     """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
 
     gpu     that it runs on.
-    across  neighbours in memory are neighbours along the outer loops.
+    outer_reduction  neighbours in memory are neighbours along the outer loops.
     passes  phases that have inner loops.
-    square  the block's dimensions are tiles of two loops.
+    transpose  the block's dimensions are tiles of two loops.
     bytes   of the smallest elements that are read or written at all points.
     row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
     even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
@@ -50,9 +50,9 @@ class Launch:
     outer: Size
     inner: Size
     persistent: bool
-    across: bool = False
+    outer_reduction: bool = False
     passes: int = 1
-    square: bool = False
+    transpose: bool = False
     bytes: int = 4
     strided: bool = False
     row: int = 0
@@ -84,8 +84,8 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
     gpu = kernel.gpu
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
-        shape = tile.columns, tile.steps, tile.warps
-        return Launch(gpu, points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
+        shape = tile.block_n, tile.block_k, tile.num_warps
+        return Launch(gpu, points_of(fused, tile), count((fused.depth,)), False, product=tile.block_m, tile=shape)
     if kernel.parts:
         found = attention_of(kernel, layouts)
         return Launch(
@@ -100,39 +100,37 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
     if matrices is not None:
         along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
         return Launch(gpu, matrices.points, along, False, product=matrices.block, turns=turns)
-    square = squared(kernel, layouts)
-    if square is not None:
-        part = product(v.extent for v in square.phases[0].inner)
-        return Launch(gpu, product(v.extent for v in square.outer), part, True, square=True)
+    tiled = transpose_tiled(kernel, layouts)
+    if tiled is not None:
+        part = product(v.extent for v in tiled.phases[0].inner)
+        return Launch(gpu, product(v.extent for v in tiled.outer), part, True, transpose=True)
     return None
 
 
-def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], columns: bool) -> tuple[bool, bool, int]:
-    """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `columns`: neighbours in memory are along the outer
-    loops.
-    """
+def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], outer: bool) -> tuple[bool, bool, int]:
+    """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `outer`: whether it is an outer reduction."""
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
     largest, deep, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
-    if columns and not kernel.walk and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
+    if outer and not kernel.walk and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
         return False, True, deep
     column = kernel.gpu.budgets.column
-    limit = column * (1 if deep < 2 else 4) if columns else _room(kernel)
+    limit = column * (1 if deep < 2 else 4) if outer else _row_budget(kernel)
     persistent = (all_known and largest <= limit) or bool(kernel.walk)
-    if columns and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.walk:
-        # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
+    if outer and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.walk:
+        # A loop that reads each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     if persistent:
         return True, False, deep
     deep = _passes(kernel)
-    fits = all_known and largest <= _long(kernel.gpu) and not columns
+    fits = all_known and largest <= _long_row_budget(kernel.gpu) and not outer
     return fits and deep > 1 and _keeps_little(kernel, layouts), False, deep
 
 
 def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     """Of loops over points, with or without loops inside of them."""
-    columns = across(kernel, layouts)
-    persistent, gathering, passes = _loops(kernel, layouts, columns)
+    outer_reduction = is_outer_reduction(kernel, layouts)
+    persistent, gathering, passes = _loops(kernel, layouts, outer_reduction)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
     outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
@@ -152,7 +150,7 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         outer,
         inner,
         persistent,
-        columns,
+        outer_reduction,
         passes,
         bytes=least,
         strided=one,
@@ -166,19 +164,19 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     )
 
 
-def _room(kernel: Kernel) -> int:
-    """Steps along memory that a tile may hold."""
+def _row_budget(kernel: Kernel) -> int:
+    """Steps along memory that a tile may hold in registers."""
     return kernel.gpu.budgets.row // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
 
 
-def _long(gpu: Gpu) -> int:
-    """Steps that a tile may hold of one buffer's rows, where a loop would read them again."""
+def _long_row_budget(gpu: Gpu) -> int:
+    """The same for rows of one buffer, where a loop would read them again."""
     return 2 * gpu.budgets.row
 
 
-def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
-    """Steps along memory that a tile may hold of rows that are read more than once."""
-    return _long(kernel.gpu) if _keeps_little(kernel, layouts) else _room(kernel)
+def register_budget(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+    """The same for rows that a kernel reads more than once."""
+    return _long_row_budget(kernel.gpu) if _keeps_little(kernel, layouts) else _row_budget(kernel)
 
 
 def split_size(splits: int, inner: Size, gpu: Gpu) -> int:
@@ -208,7 +206,7 @@ def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
     return False
 
 
-def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+def is_outer_reduction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
     if not kernel.outer:
         return False
@@ -303,4 +301,14 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "gathers", "launch", "room", "row_reads", "split_size", "strided", "wide"]
+__all__ = [
+    "Launch",
+    "gathers",
+    "is_outer_reduction",
+    "launch",
+    "register_budget",
+    "row_reads",
+    "split_size",
+    "strided",
+    "wide",
+]

@@ -44,9 +44,9 @@ def kept_rows(
 ) -> list[dict[Node, Row]]:
     """For each phase its loads of rows that stay in registers in part: as many as the table has room for, those read latest before others."""
     found: list[dict[Node, Row]] = [{} for _ in bodies]
-    if shape.persistent or shape.across or shape.passes < 2 or shape.inner == 1 or kernel.walk:
+    if shape.persistent or shape.outer_reduction or shape.passes < 2 or shape.inner == 1 or kernel.walk:
         return found
-    room, (x, r, _) = rule_of(shape, tuning).kept, blocks(shape, tuning)
+    room, (x, r, _) = rule_of(shape, tuning).resident, blocks(shape, tuning)
     if not room or x != 1 or not isinstance(shape.inner, int) or shape.inner > TILES * r:
         return found
     met: dict[tuple[str, Expr], list[tuple[int, Node]]] = {}

@@ -18,7 +18,7 @@ from .scratch import changed, roots
 LEAST = 8  # points of a loop that are worth a side
 
 
-def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
+def transpose_tiled(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
     """The kernel with a part of one loop as inner loop and another as the fastest outer one, or None where that gains nothing."""
     if kernel.serial or kernel.scratch or any(p.inner for p in kernel.phases):
         return None
@@ -73,4 +73,4 @@ def _tiled(kernel: Kernel, a: Var, b: Var, part: int) -> Kernel:
     return replace(kernel, outer=tuple(v for v in outer if v.extent != 1), phases=phases)
 
 
-__all__ = ["squared"]
+__all__ = ["transpose_tiled"]

@@ -96,7 +96,7 @@ def test_what_is_not_kept() -> None:
     once = source(planned(lambda x: x.argmax(-1), [torch.empty(270, 50304)]))
     halves = source(planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 50304, dtype=torch.bfloat16)]))
     table = replace(tuning_of(), rules=tuning_of().rules | {
-        "rows_in_loops": tuple(replace(r, kept=0) for r in tuning_of().rules["rows_in_loops"])
+        "multi_pass_reduction": tuple(replace(r, resident=0) for r in tuning_of().rules["multi_pass_reduction"])
     })  # fmt: skip
     plan = planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 50304)])
     assert not any(
