@@ -25,10 +25,10 @@ from ..tile.blocks import most_points
 from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where
-from ..tile.launch import launch, wide
+from ..tile.launch import launch, needs_int64_index
 from ..tile.legal import atomic
 from ..tile.passes import Online
-from ..tile.resident import UNROLLED, cache_hints, kept_rows
+from ..tile.resident import UNROLLED, eviction_policies, resident_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
 from .triton_cooperative import ARGUMENTS, Cooperative
@@ -77,7 +77,7 @@ def render_kernel(
     """
     shape = launch(kernel, layouts)
     if shape.product:
-        functions = render_matrices(kernel, layouts, name or kernel.name, wide(kernel, layouts, shape))
+        functions = render_matrices(kernel, layouts, name or kernel.name, needs_int64_index(kernel, layouts, shape))
         return "\n".join([*IMPORTS, *functions]) + "\n"
     return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of(), program).render()
 
@@ -103,13 +103,13 @@ class _Renderer:
         self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
-        self.wide = wide(kernel, layouts, self.launch)
-        self.reductions = Reductions(self.launch, self.wide)
+        self.int64_index = needs_int64_index(kernel, layouts, self.launch)
+        self.reductions = Reductions(self.launch, self.int64_index)
         self.cooperative = Cooperative(kernel, self.launch) if kernel.splits > 1 else None
         program = self.cooperative.row if self.cooperative else program
-        self.program = f"{program}.to(tl.int64)" if self.wide else program
+        self.program = f"{program}.to(tl.int64)" if self.int64_index else program
         top = Scope(self.lines)
-        self.v = Values(layouts, top, top, self.two_dim, self.wide)
+        self.v = Values(layouts, top, top, self.two_dim, self.int64_index)
         self.v.each = max(4, kernel.gpu.limits.vector // self.launch.bytes)
         walk = len(kernel.walk)
         points = kernel.outer[: len(kernel.outer) - walk]
@@ -123,7 +123,7 @@ class _Renderer:
         self.mapped = over_groups(kernel)
         self.v.approximate = approximate(st for _, _, body in self.mapped for st in body)
         self.read_elsewhere = read_elsewhere([st for _, _, body in self.mapped for st in body])
-        self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
+        self.resident = resident_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
@@ -162,11 +162,11 @@ class _Renderer:
         lines.append(f"first = {self.program} * XBLOCK{step} % {cut.extent}")
         for k, (end, body) in enumerate(cut.pieces):
             self.lines = []
-            self.v.flat = self.v.deep = Scope(self.lines)
+            self.v.outer_scope = self.v.inner_scope = Scope(self.lines)
             self.v.approximate = approximate(body)
             self._values_first(body)
             for st in body:
-                self.flat_statement(st)
+                self.outer_statement(st)
             last = k == len(cut.pieces) - 1
             lines.append("else:" if last else f"{'elif' if k else 'if'} first < {end}:")
             lines += [f"    {line}" for line in self.lines]
@@ -182,7 +182,7 @@ class _Renderer:
     def _forget(self) -> None:
         """Values read before a store may be stale after it."""
         self.stored.clear()
-        for scope in (self.v.flat, *self.scopes.values()):
+        for scope in (self.v.outer_scope, *self.scopes.values()):
             scope.names.clear()
 
     def _module(self) -> str:
@@ -201,7 +201,7 @@ class _Renderer:
         if self.members:
             types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
             body = [*selection(buffers, types, self.members), *named, *self.before]
-            body += blocks_of([*self.points, *self.lines], self.members, self.wide)
+            body += blocks_of([*self.points, *self.lines], self.members, self.int64_index)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
         points = self.v.expr(expr(self.cooperative.rows if self.cooperative else self.launch.outer))
         if self.asked:
@@ -240,28 +240,31 @@ class _Renderer:
         if self.two_dim:
             self.v.along = loops
         if not loops:
-            self.v.deep = self.v.flat
+            self.v.inner_scope = self.v.outer_scope
             self._values_first(body)
             for st in body:
-                self.flat_statement(st)
+                self.outer_statement(st)
             return
         count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
-            self.v.kept, self.v.slow, self.v.rows = {}, {}, {}
+            self.v.eviction, self.v.slow, self.v.resident = {}, {}, {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
             lines = self.before if self.kernel.walk else self.lines
             if self.cooperative:
-                lines += self.cooperative.split_index(group, count, self.wide)
+                lines += self.cooperative.split_index(group, count, self.int64_index)
             else:
-                lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
+                lines += [
+                    f"rindex{group} = {steps(self.int64_index)}",
+                    f"rmask{group} = {steps_there(group, count, True)}",
+                ]
             lines += self._digits(loops, f"rindex{group}")
-        self.v.deep = self.scopes[group]
+        self.v.inner_scope = self.scopes[group]
         self._values_first(body)
         for st in body:
-            self.tile_statement(st, group, loops)
+            self.inner_statement(st, group, loops)
         if self.cooperative and (reduced := [st for st in body if isinstance(st, Reduce)]):
             named = [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in reduced]
             for st, partials in zip(reduced, self.cooperative.gather_partials(self.lines, named), strict=True):
@@ -275,7 +278,7 @@ class _Renderer:
             for root in loaded:
                 self.v.node(root)
 
-    def flat_statement(self, st: Statement) -> None:
+    def outer_statement(self, st: Statement) -> None:
         if isinstance(st, Reduce):
             value = self.v.constant(0, "int64") if is_position(st) else self.v.node(st.value)
             if is_position(st) or self.v.depends(st.value) == (False, False):
@@ -287,7 +290,7 @@ class _Renderer:
         else:
             self.store(st, self.v.node(st.value), False)
 
-    def tile_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
+    def inner_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
         value = self.v.node(st.value)
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
@@ -308,24 +311,24 @@ class _Renderer:
         self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {identity_of(st.kind, dtype)}, {held(dtype)})")
         combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"
         self.lines.append(f"{acc} = tl.where(xmask & rmask{group}, {combined}, {acc})")
-        deep, self.v.deep = self.v.deep, Scope(self.after)
+        scope, self.v.inner_scope = self.v.inner_scope, Scope(self.after)
         self.store(st, acc, True)
-        self.v.deep = deep
+        self.v.inner_scope = scope
 
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
-        inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
+        inside = [f"rindex{group} = {steps(self.int64_index, 'roffset')}"]
         gathers = self.launch.gathers
         inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
         inside += self._digits(loops, f"rindex{group}")
-        self.v.deep = Scope(inside)
+        self.v.inner_scope = Scope(inside)
         self.v.slow = slow_digits(loops)
         at = self.kernel.phases.index(phase)
-        self.v.kept, self.v.rows = cache_hints(self.kernel, at), self.rows[at]
+        self.v.eviction, self.v.resident = eviction_policies(self.kernel, at), self.resident[at]
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
         for st in body:
@@ -350,13 +353,13 @@ class _Renderer:
             after.append(f"{st.name} = {self.reductions.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
-        self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
+        self.lines += [f"{row.tiles} = ()" for row in self.v.resident.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
         if self.launch.passes < 2 and not self.launch.outer_reduction and all(isinstance(st, Reduce) for st in body):
             # Loads of the second tile are on their way while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
-        if self.v.rows:
+        if self.v.resident:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
         loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
         self.lines += rounds(count, inside) if gathers else loop
@@ -377,7 +380,7 @@ class _Renderer:
         wider = accumulation is not None and own == "tl.float32"
         total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
         before.append(f"{carry} = tl.full([XBLOCK, 1], {identity_of(st.kind, st.value.dtype, True)}, {total})")
-        combine, lines = TRITON_COMBINE[st.kind], self.v.deep.lines
+        combine, lines = TRITON_COMBINE[st.kind], self.v.inner_scope.lines
         scan = self.reductions.scanned(st, value, loops, group)
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
         last = f"tl.reduce({self.reductions.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
@@ -385,45 +388,45 @@ class _Renderer:
         return name
 
     # -- stores --------------------------------------------------------------------------------------------------------
-    def store(self, st: Store | Scan, value: str, deep: bool) -> None:
+    def store(self, st: Store | Scan, value: str, inner: bool) -> None:
         if st.buffer in self.scratch:
             # A tile that is left stays in registers: its loads are this value.
-            kept = self.v.fresh()
-            self.lines.append(f"{kept} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if deep else '1'}])")
-            self.v.local[st.buffer] = kept
-            if deep:
-                self.v.deep_tiles.add(st.buffer)
+            tile = self.v.fresh()
+            self.lines.append(f"{tile} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if inner else '1'}])")
+            self.v.local[st.buffer] = tile
+            if inner:
+                self.v.inner_tiles.add(st.buffer)
             return
         for e in st.index:
             for a in sorted(e.atoms(), key=lambda a: a.text):
                 if isinstance(a, Val):
                     self.v.node(a.node)
-        where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
-        mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
-        if self.cooperative and not deep:
+        where = self.v.expr(self.v.by_common_index(flat_index(st.index, self.layouts[st.buffer])))
+        mask = f"xmask & {self.v.inner_mask}" if inner else "xmask"
+        if self.cooperative and not inner:
             mask += self.cooperative.store_once
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
         dtype = self.layouts[st.buffer].dtype
         mode = st.mode if isinstance(st, Store) else "set"
         # Pointer and value must be blocks of one shape.
-        shape = "[XBLOCK, RBLOCK]" if deep else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
+        shape = "[XBLOCK, RBLOCK]" if inner else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
         typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
-        if self.two_dim and not deep and self.read_elsewhere(st):
+        if self.two_dim and not inner and self.read_elsewhere(st):
             typed = f"tp.apart({typed})"
         arguments = (
             f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {shape}), tl.broadcast_to({typed}, {shape}), {mask}"
         )
-        lines = self.v.deep.lines if deep else self.lines
+        lines = self.v.inner_scope.lines if inner else self.lines
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
                 settle(lines)
             # What is read again by now should stay in the cache longer than what is done.
-            hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
+            hint = ', eviction_policy="evict_first"' if inner and "evict_first" in self.v.eviction.values() else ""
             lines.append(f"tl.store({arguments}{hint})")
             if isinstance(st, Store) and st.mask is None:
                 # Who reads it back in this phase has it: another thread's store may not have arrived.
-                scope = self.v.deep if deep else self.v.flat
+                scope = self.v.inner_scope if inner else self.v.outer_scope
                 stored = load(st.buffer, st.index, dtype)
                 scope.names[stored] = value
                 self.stored.add(stored)

@@ -32,20 +32,22 @@ from .triton_product import render_product
 from .triton_values import TYPES
 
 
-def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool) -> list[str]:
     """The functions of a kernel that uses the matrix units; without imports."""
     if kernel.tile is not None:
-        return render_fused(kernel, layouts, name, wide)
+        return render_fused(kernel, layouts, name, int64_index)
     if kernel.parts:
-        return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, wide).render()
+        return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, int64_index).render()
     product = contraction(kernel, layouts)
     assert product is not None
-    return render_product(product, kernel, layouts, name, wide)
+    return render_product(product, kernel, layouts, name, int64_index)
 
 
 class _Renderer(Functions):
-    def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
-        super().__init__(kernel, layouts, name, wide, found.batch, found.views)
+    def __init__(
+        self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+    ) -> None:
+        super().__init__(kernel, layouts, name, int64_index, found.batch, found.views)
         self.found, self.gpu = found, kernel.gpu
         logits, self.factor = factored(unrounded(found.logits, found.score[0]))
         self.seen, self.free = MaskBounds(), Free(logits)
@@ -77,7 +79,7 @@ class _Renderer(Functions):
         v, digits = self.values(lines, f.rows, f.columns)
         name = f.score[0]
         v.local[name] = name
-        v.deep_tiles.add(name)
+        v.inner_tiles.add(name)
         if (dtype := score_dtype(logits, name)) in HALF:
             lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
         lines.append(f"return tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])")

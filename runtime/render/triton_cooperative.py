@@ -36,10 +36,10 @@ class Cooperative:
         self.store_once = f" & ({self._split} == 0)"
         self.barriers = self.published = 0
 
-    def split_index(self, group: int, count: str, wide: bool) -> list[str]:
+    def split_index(self, group: int, count: str, int64_index: bool) -> list[str]:
         """The index of a program's steps, of `count`, and its mask."""
         assert isinstance(self.steps, int)
-        lines = [f"rindex{group} = {steps(wide, f'{self._split} * {self.steps}')}"]
+        lines = [f"rindex{group} = {steps(int64_index, f'{self._split} * {self.steps}')}"]
         some = [f"({steps(False)} < {self.steps})"] if self.steps & (self.steps - 1) else []
         some += [f"(rindex{group} < {count})"] if self.splits * self.steps != int(count) else []
         return [*lines, f"rmask{group} = {' & '.join(some) or 'tl.full([1, RBLOCK], True, tl.int1)'}"]

@@ -23,19 +23,19 @@ class Functions:
         kernel: Kernel,
         layouts: Mapping[str, Buffer],
         name: str,
-        wide: bool,
+        int64_index: bool,
         batch: tuple[Var, ...],
         views: tuple[tuple[Buffer, str], ...],
     ) -> None:
-        self.kernel, self.name, self.wide, self.batch, self.views = kernel, name, wide, batch, views
+        self.kernel, self.name, self.int64_index, self.batch, self.views = kernel, name, int64_index, batch, views
         self.layouts = {**layouts, **{b.name: b for b, _ in views}}
         self.buffers = (*kernel.reads, *kernel.writes)
-        self.long = ".to(tl.int64)" if wide else ""
+        self.long = ".to(tl.int64)" if int64_index else ""
 
     def values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
         """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
-        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.batch)
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.int64_index)
+        v.inner, v.inner_mask, v.uniform = frozenset(inner), "rmask0", frozenset(self.batch)
         v.across, v.along, v.loops = outer, inner, ()
         digits: list[str] = []
         for loops, index in ((self.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):

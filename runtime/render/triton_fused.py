@@ -24,17 +24,17 @@ from .triton_values import TYPES
 SIDES = ("left", "right")
 
 
-def render_fused(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_fused(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool) -> list[str]:
     """The functions of a kernel; without imports."""
     found, tile = fused_kernel(kernel, layouts)
-    return _Renderer(found, tile, kernel, layouts, name, wide).render()
+    return _Renderer(found, tile, kernel, layouts, name, int64_index).render()
 
 
 class _Renderer(Functions):
     def __init__(
-        self, found: Fused, tile: Tile, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool
+        self, found: Fused, tile: Tile, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
     ) -> None:
-        super().__init__(kernel, layouts, name, wide, found.batch, found.views)
+        super().__init__(kernel, layouts, name, int64_index, found.batch, found.views)
         self.found, self.tile = found, tile
         self.described = described_operands(found, layouts, kernel.gpu) if tile.descriptors else (None, None)
 
@@ -71,12 +71,12 @@ class _Renderer(Functions):
             lines.append(f"{SUM} = {SUM} + ({v.node(f.addend)}).to(tl.float32)")
         lines.append(f"{SUM} = tp.to_dtype({SUM}, {TYPES[f.dtype]})")
         v.local[SUM] = SUM
-        v.deep_tiles.add(SUM)
+        v.inner_tiles.add(SUM)
         stores: list[str] = []
         for st in f.epilogue:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
-            v.deep.names.setdefault(load(st.buffer, st.index, dtype), value)
+            v.inner_scope.names.setdefault(load(st.buffer, st.index, dtype), value)
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {block})"
             stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")

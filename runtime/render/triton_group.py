@@ -73,10 +73,10 @@ def fill_source() -> str:
     return "\n".join(lines) + "\n"
 
 
-def blocks_of(lines: list[str], members: Members, wide: bool) -> list[str]:
+def blocks_of(lines: list[str], members: Members, int64_index: bool) -> list[str]:
     """The lines for each block that a program goes through, with `xindex` and `xmask`."""
     times = "" if members.unit == 1 else f" * {members.unit}"
-    short = "" if wide else ".to(tl.int32)"
+    short = "" if int64_index else ".to(tl.int32)"
     return [
         "for block in range(0, RBLOCK):",
         f"    xindex = ((program - first){short} * RBLOCK + block) * XBLOCK + tl.arange(0, XBLOCK)",

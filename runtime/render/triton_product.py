@@ -19,14 +19,18 @@ from ..tile.contraction import Product
 from .triton_values import TYPES, Scope, Values, steps, steps_there
 
 
-def render_product(found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_product(
+    found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+) -> list[str]:
     """The functions of a kernel: its factors, its end, and the one that is launched; without imports."""
-    return _Renderer(found, kernel, layouts, name, wide).render()
+    return _Renderer(found, kernel, layouts, name, int64_index).render()
 
 
 class _Renderer:
-    def __init__(self, found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
-        self.found, self.kernel, self.layouts, self.name, self.wide = found, kernel, layouts, name, wide
+    def __init__(
+        self, found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+    ) -> None:
+        self.found, self.kernel, self.layouts, self.name, self.int64_index = found, kernel, layouts, name, int64_index
         self.buffers = (*kernel.reads, *kernel.writes)
 
     def render(self) -> list[str]:
@@ -39,8 +43,8 @@ class _Renderer:
 
     def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
         """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
-        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.found.batch)
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.int64_index)
+        v.inner, v.inner_mask, v.uniform = frozenset(inner), "rmask0", frozenset(self.found.batch)
         v.across, v.along, v.loops = outer, inner, ()
         digits: list[str] = []
         for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):
@@ -81,12 +85,12 @@ class _Renderer:
         v, digits = self._values(lines, f.rows, f.columns)
         for s in f.sums:
             v.local[s.register] = s.register
-            v.deep_tiles.add(s.register)
+            v.inner_tiles.add(s.register)
         stores: list[str] = []
         for st in f.ends:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
-            v.deep.names[load(st.buffer, st.index, dtype)] = value
+            v.inner_scope.names[load(st.buffer, st.index, dtype)] = value
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"tl.broadcast_to(xindex * 0 + {where}, {block})"
             if f.turns is not None:
@@ -102,7 +106,7 @@ class _Renderer:
         f = self.found
         rows, columns, along = count(f.rows), count(f.columns), count(f.along)
         blocks_of_rows = f.blocks
-        long = ".to(tl.int64)" if self.wide else ""
+        long = ".to(tl.int64)" if self.int64_index else ""
         given = ", ".join(self.buffers)
         sums = [s.register for s in f.sums]
         body = [
@@ -145,7 +149,7 @@ class _Renderer:
         step = "batch, {0}index{1}, {0}mask{1}, rindex0, rmask0, {2}, RBLOCK"
         lefts, rights = [f"left{k}" for k in range(len(sums))], [f"right{k}" for k in range(len(sums))]
         inside = [
-            f"rindex0 = {steps(self.wide, 'roffset')}",
+            f"rindex0 = {steps(self.int64_index, 'roffset')}",
             f"rmask0 = {steps_there(0, str(along), False)}",
             f"{', '.join(lefts)} = {self.name}_left({given}, {step.format('l', '', 'ROWS')})",
             f"{', '.join(rights)} = {self.name}_right({given}, {step.format('c', '[:, None]', 'XBLOCK')})",

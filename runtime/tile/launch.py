@@ -137,8 +137,8 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     inner = max((n for n in inners if isinstance(n, int)), default=1) if persistent else _largest(inners)
     met = product((outer, inner))
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
-    wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
-    least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
+    large = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
+    least = min((ITEMSIZE[layouts[b].dtype] for b in large), default=4)
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
     sums = all(
@@ -191,8 +191,8 @@ def _passes(kernel: Kernel) -> int:
     return sum(product(v.extent for v in p.inner) != 1 for p in merge_passes(kernel).phases)
 
 
-def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
-    """Whether coordinates need 64 bits, or may."""
+def needs_int64_index(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
+    """Whether coordinates may need 64 bits."""
     total = product(v.extent for v in kernel.outer)
     if not isinstance(total, int) or isinstance(shape.inner, Expr) or max(total, shape.inner) >= 1 << 31:
         return True
@@ -306,9 +306,9 @@ __all__ = [
     "gathers",
     "is_outer_reduction",
     "launch",
+    "needs_int64_index",
     "register_budget",
     "row_reads",
     "split_size",
     "strided",
-    "wide",
 ]
