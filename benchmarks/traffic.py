@@ -165,7 +165,7 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         buffers.update(reads)
         buffers.update(writes)
         repeated += again
-        walked = product(v.extent for v in k.walk)
+        walked = product(v.extent for v in k.grid_loop)
         assert isinstance(walked, int)
         kind = (
             "square"
@@ -179,7 +179,7 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         kernels.append(
             {
                 "name": k.name,
-                "kind": f"{kind}, walked" if k.walk else kind if shape.persistent else f"{kind}, looped",
+                "kind": f"{kind}, walked" if k.grid_loop else kind if shape.persistent else f"{kind}, looped",
                 "read": reads.total(),
                 "written": writes.total(),
                 "programs": programs,

@@ -54,8 +54,10 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Fold(Store):
-    """Write the reduction by `kind` of `value` over the kernel's `walk` to `buffer[index]`, for each point of the other loops."""
+class Accumulate(Store):
+    """A fused outer reduction: write the reduction by `kind` of `value` over the kernel's `grid_loop` to `buffer[index]`, for each point of the other
+    loops.
+    """
 
     kind: str = "sum"
 
@@ -105,9 +107,8 @@ class Kernel:
     origins: tuple[str, ...] = ()
     serial: bool = False  # outer points must run one after the other (indexed updates that may collide)
     symbols: tuple[str, ...] = ()
-    walk: tuple[
-        Var, ...
-    ] = ()  # the last of `outer`: one program goes through their points one by one, and `Fold`s reduce over them
+    grid_loop: tuple[Var, ...] = ()
+    """The last of `outer`, a serial grid loop: one program goes through their points one by one, and `Accumulate` reduces over them."""
     parts: tuple[
         KernelStep | ExternStep, ...
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
-from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+from .plan import Accumulate, CopyStep, ExternStep, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
 from .work import Sizes, step_name, total, work_of
 
 __all__ = ["fusion_text", "plan_text", "steps_text", "work_text"]
@@ -78,7 +78,7 @@ def _kernel(k: Kernel) -> Iterator[str]:
                 f"  {line}" for line in ([_extern(part)] if isinstance(part, ExternStep) else _kernel(part.kernel))
             )
         return
-    order = " in order" if k.serial else f", walking {_loops(k.walk)}" if k.walk else ""
+    order = " in order" if k.serial else f", serial grid loop {_loops(k.grid_loop)}" if k.grid_loop else ""
     order += f", each by {k.splits} programs" if k.splits > 1 else ""
     yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
     for tile in k.scratch:
@@ -99,8 +99,8 @@ def _statement(s: Statement) -> str:
     how = (
         f"scan {s.kind}"
         if isinstance(s, Scan)
-        else f"fold {s.kind}"
-        if isinstance(s, Fold)
+        else f"accumulate {s.kind}"
+        if isinstance(s, Accumulate)
         else "store"
         if s.mode == "set"
         else f"update {s.mode}"

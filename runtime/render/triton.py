@@ -16,7 +16,7 @@ from ...generated.tuning import Tuning
 from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
-from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.plan import Accumulate, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.steps import flat_index
 from ..machine import tuning_of
 from ..tile.apart import read_elsewhere
@@ -111,13 +111,12 @@ class _Renderer:
         top = Scope(self.lines)
         self.v = Values(layouts, top, top, self.two_dim, self.int64_index)
         self.v.each = max(4, kernel.gpu.limits.vector // self.launch.bytes)
-        walk = len(kernel.walk)
-        points = kernel.outer[: len(kernel.outer) - walk]
+        points = kernel.outer[: len(kernel.outer) - len(kernel.grid_loop)]
         self.v.across = tuple(v for v in points if v.extent != 1)
         self.v.along = () if self.two_dim else self.v.across
         self.points = self._digits(points, "xindex")
-        self.walk_points = self._digits(kernel.walk, "walked") if walk else []
-        self.before: list[str] = []  # the walk
+        self.grid_points = self._digits(kernel.grid_loop, "grid_index") if kernel.grid_loop else []
+        self.before: list[str] = []  # the grid loop
         self.after: list[str] = []
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = over_groups(kernel)
@@ -209,9 +208,11 @@ class _Renderer:
             return "\n".join(head + [f"    {line}" for line in [*named, *self.asked, *loop]]) + "\n"
         body = [f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}", f"xmask = xindex < {points}"]
         body += self.points + named + self.before
-        if self.kernel.walk:
-            body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")
-            inside = ["walked = xindex * 0 + walk", *self.walk_points, *self.lines]
+        if self.kernel.grid_loop:
+            body.append(
+                f"for grid_step in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.grid_loop)))}):"
+            )
+            inside = ["grid_index = xindex * 0 + grid_step", *self.grid_points, *self.lines]
             body += [*(f"    {line}" for line in inside), *self.after]
         else:
             body += self.lines
@@ -252,7 +253,7 @@ class _Renderer:
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
-            lines = self.before if self.kernel.walk else self.lines
+            lines = self.before if self.kernel.grid_loop else self.lines
             if self.cooperative:
                 lines += self.cooperative.split_index(group, count, self.int64_index)
             else:
@@ -300,13 +301,13 @@ class _Renderer:
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
             self.store(st, one, True)
-        elif isinstance(st, Fold):
-            self.fold(st, value, group)
+        elif isinstance(st, Accumulate):
+            self.accumulate(st, value, group)
         else:
             self.store(st, value, True)
 
-    def fold(self, st: Fold, value: str, group: int) -> None:
-        """An accumulator for the whole row: set before the walk, stored after it."""
+    def accumulate(self, st: Accumulate, value: str, group: int) -> None:
+        """An accumulator for the whole row: set before the grid loop, stored after it."""
         acc, dtype = f"{st.buffer}_acc", st.value.dtype
         self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {identity_of(st.kind, dtype)}, {held(dtype)})")
         combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"

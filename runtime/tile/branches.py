@@ -35,7 +35,7 @@ class Branches:
 def branches(kernel: Kernel, block: int) -> Branches | None:
     """None where a block of so many points, or of a divisor of it, may have to choose."""
     live = [v for v in kernel.outer if v.extent != 1]
-    if not is_points(kernel) or kernel.walk or len(kernel.phases) != 1:
+    if not is_points(kernel) or kernel.grid_loop or len(kernel.phases) != 1:
         return None
     body = kernel.phases[0].body
     if not all(isinstance(st, Store) and st.mode == "set" for st in body):

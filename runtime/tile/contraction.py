@@ -15,7 +15,7 @@ from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..ir.work import cost, node_cost
 from ..kernels.operands import HALF, count
-from ..kernels.plan import Fold, Kernel, Reduce, Store
+from ..kernels.plan import Accumulate, Kernel, Reduce, Store
 from ..kernels.steps import flat_index
 from ..machine import Gpu
 
@@ -92,13 +92,13 @@ class Product:
 
 def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None:
     """The kernel as a product of matrices, or None."""
-    if kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or not kernel.phases:
+    if kernel.serial or kernel.scratch or kernel.grid_loop or kernel.symbols or not kernel.phases:
         return None
     first, *rest = kernel.phases
     along = tuple(v for v in first.inner if v.extent != 1)
     if not along or any(_size(p.inner) != 1 for p in rest):
         return None
-    ends = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Fold)]
+    ends = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Accumulate)]
     if len(ends) < sum(len(p.body) for p in rest) or any(st.mode != "set" or st.mask is not None for st in ends):
         return None
     sums = [_factors(st, kernel.outer) if isinstance(st, Reduce) else None for st in first.body]

@@ -45,7 +45,7 @@ def reductions(kernel: Kernel) -> int:
 
 def _row(kernel: Kernel) -> int:
     """Steps of the inner loops of a kernel that can be cooperative: it reduces rows, and goes through them again after that. 0 for others."""
-    if kernel.serial or kernel.symbols or kernel.walk or kernel.parts or kernel.tile or kernel_checks(kernel):
+    if kernel.serial or kernel.symbols or kernel.grid_loop or kernel.parts or kernel.tile or kernel_checks(kernel):
         return 0
     deep = [p for p in kernel.phases if _steps(p.inner) != 1]
     lengths = {_steps(p.inner) for p in deep}

@@ -17,7 +17,7 @@ Layouts = Mapping[str, Buffer]
 def collapsed(kernel: Kernel, layouts: Layouts) -> tuple[Kernel, Layouts] | None:
     """The kernel with a single outer loop, and its buffers' layouts; None where it needs the coordinates along several."""
     live = [v for v in kernel.outer if v.extent != 1]
-    if not live or kernel.walk or not is_points(kernel):
+    if not live or kernel.grid_loop or not is_points(kernel):
         return None
     whole = Var("o0", product(v.extent for v in live))
     if len(live) == 1:

@@ -65,7 +65,7 @@ def can_join(kernel: Kernel, shape: Launch) -> bool:
     """Whether a kernel can be a member: points without inner loops, of a known number."""
     return (
         is_points(kernel)
-        and not kernel.walk
+        and not kernel.grid_loop
         and shape.inner == 1
         and isinstance(shape.outer, int)
         and not shape.transpose

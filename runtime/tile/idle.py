@@ -20,7 +20,7 @@ from .transpose import transpose_tiled
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> Node | None:
     """The value, a bool; None for other kernels. `homes`: for buffers that are in the memory of another, which one."""
-    if kernel.symbols or kernel.parts or kernel.scratch or kernel.walk or len(kernel.phases) != 1:
+    if kernel.symbols or kernel.parts or kernel.scratch or kernel.grid_loop or len(kernel.phases) != 1:
         return None
     written = {homes.get(b, b) for b in kernel.writes}
     found: set[Node] = set()

@@ -112,12 +112,12 @@ def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], outer: bool) -> tuple[
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
     largest, deep, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
-    if outer and not kernel.walk and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
+    if outer and not kernel.grid_loop and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
         return False, True, deep
     column = kernel.gpu.budgets.column
     limit = column * (1 if deep < 2 else 4) if outer else _row_budget(kernel)
-    persistent = (all_known and largest <= limit) or bool(kernel.walk)
-    if outer and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.walk:
+    persistent = (all_known and largest <= limit) or bool(kernel.grid_loop)
+    if outer and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.grid_loop:
         # A loop that reads each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     if persistent:
@@ -133,7 +133,7 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     persistent, gathering, passes = _loops(kernel, layouts, outer_reduction)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
-    outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
+    outer = product(v.extent for v in kernel.outer if v not in kernel.grid_loop)
     inner = max((n for n in inners if isinstance(n, int)), default=1) if persistent else _largest(inners)
     met = product((outer, inner))
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}

@@ -46,7 +46,7 @@ def resident_rows(
 ) -> list[dict[Node, ResidentRow]]:
     """For each phase its loads of rows that stay in registers in part, within the table's budget; rows that are read latest come first."""
     found: list[dict[Node, ResidentRow]] = [{} for _ in bodies]
-    if shape.persistent or shape.outer_reduction or shape.passes < 2 or shape.inner == 1 or kernel.walk:
+    if shape.persistent or shape.outer_reduction or shape.passes < 2 or shape.inner == 1 or kernel.grid_loop:
         return found
     budget, (x, r, _) = rule_of(shape, tuning).resident, blocks(shape, tuning)
     if not budget or x != 1 or not isinstance(shape.inner, int) or shape.inner > TILES * r:
