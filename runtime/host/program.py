@@ -253,7 +253,7 @@ class LaunchKernel:
 
     arguments  addresses and sizes, in the order of its parameters.
     grid       number of programs, on a GPU.
-    table      it gets its addresses in a table.
+    pointer_table  it gets its addresses in a table.
     faults     what the numbers that it returns mean: of the failed check the operator, and where the program calls it.
     about      the program's lines.
     """
@@ -261,7 +261,7 @@ class LaunchKernel:
     kernel: str
     arguments: tuple[Address | Size, ...]
     grid: Size | None = None
-    table: bool = False
+    pointer_table: bool = False
     faults: tuple[tuple[str, ...], ...] = ()
     about: str = ""
 

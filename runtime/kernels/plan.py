@@ -167,10 +167,16 @@ Step = KernelStep | ExternStep | CopyStep
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a buffer lives. kind: "input", "arena" (byte `offset` in the graph's arena), "own" (its own allocation, e.g. an output),
-    "extern" (allocated by an eager kernel), "alias" (`offset` bytes into the place of buffer `of`: an in-place update), "kernel" (never stored:
-    passed on by a kernel's parts)."""
+class Allocation:
+    """Where a buffer lives, by `kind`:
+
+    input      in the memory of an input.
+    arena      at byte `offset` of the graph's arena.
+    dedicated  in memory of its own, e.g. an output.
+    extern     in memory that an eager kernel allocates.
+    alias      `offset` bytes into the allocation of the buffer `of`: an in-place update.
+    elided     nowhere: a kernel's parts pass it on.
+    """
 
     kind: str
     offset: int = 0
@@ -196,8 +202,10 @@ class Plan:
         Output | ViewOf, ...
     ]  # a tensor is a view of its buffer (of all of it, mostly); other results are Outputs
     layouts: dict[str, Buffer] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    frees: dict[int, tuple[str, ...]] = field(default_factory=dict)  # step number → extern/own buffers dead after it
+    allocations: dict[str, Allocation] = field(default_factory=dict)
+    frees: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # step number → extern and dedicated buffers dead after it
     arena_bytes: int = 0
     symbols: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
-from .plan import Accumulate, CopyStep, ExternStep, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+from .plan import Accumulate, Allocation, CopyStep, ExternStep, Kernel, KernelStep, Plan, Reduce, Scan, Statement
 from .work import Sizes, step_name, total, work_of
 
 __all__ = ["fusion_text", "plan_text", "steps_text", "work_text"]
 
 
 def plan_text(plan: Plan) -> str:
-    """One line for each step, loop and statement, then one for each place of memory; ends with a newline."""
+    """One line for each step, loop and statement, then one for each allocation; ends with a newline."""
     lines = [f"memory: arena of {plan.arena_bytes} bytes"]
-    lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
+    lines += [
+        f"  {name}: {_allocation(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.allocations.items()
+    ]
     return steps_text(plan) + "\n".join(lines) + "\n"
 
 
@@ -108,7 +110,7 @@ def _statement(s: Statement) -> str:
     return f"{how} {s.buffer}[{index}]"
 
 
-def _place(place: Place) -> str:
+def _allocation(place: Allocation) -> str:
     if place.kind == "alias":
         return f"alias of {place.of}" + (f" + {place.offset} bytes" if place.offset else "")
     return f"arena + {place.offset} bytes" if place.kind == "arena" else place.kind

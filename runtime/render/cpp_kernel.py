@@ -20,7 +20,7 @@ from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
 from ..kernels.plan import Kernel
 from ..kernels.statements import kernel_checks
-from ..tile.loops import FlatKernel, FlatPhase, collapse, flatten
+from ..tile.loops import FlatKernel, FlatPhase, coalesce, flatten
 from ..tile.pieces import MAX_PIECES, split
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import are_alike, as_functions, from_start
@@ -45,7 +45,7 @@ def render_kernel(
     params = parameters(kernel, layouts)
 
     def texts(pieces: Sequence[FlatKernel]) -> list[str]:
-        merged = [collapse(piece) for piece in pieces] if len(pieces) > 1 else pieces
+        merged = [coalesce(piece) for piece in pieces] if len(pieces) > 1 else pieces
         return ["\n".join(KernelWriter(fk, layouts, tables, target, threads, threshold).body()) for fk in merged]
 
     functions: list[Function] = []

@@ -53,7 +53,7 @@ class Unit:
     arity: dict[str, int]
     programs: Mapping[str, Size] = field(default_factory=dict)
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tables: frozenset[str] = frozenset()
+    pointer_tables: frozenset[str] = frozenset()
     routines: Mapping[str, int] = field(default_factory=dict)
 
 

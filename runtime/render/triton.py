@@ -22,9 +22,9 @@ from ..machine import tuning_of
 from ..tile.apart import read_elsewhere
 from ..tile.approximate import approximate
 from ..tile.blocks import most_points
-from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where
+from ..tile.index_sets import IndexSets, split_index_set
 from ..tile.launch import launch, needs_int64_index
 from ..tile.legal import atomic
 from ..tile.passes import Online
@@ -33,7 +33,7 @@ from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
 from .triton_cooperative import ARGUMENTS, Cooperative
 from .triton_gather import ROUND, accumulators, rounds
-from .triton_group import arguments, blocks_of, constants, selection
+from .triton_horizontal import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import update_online
 from .triton_reductions import Reductions
@@ -53,7 +53,7 @@ from .triton_values import (
     steps_there,
 )
 
-NO_HOMES: Mapping[str, str] = MappingProxyType({})
+NO_ALLOCATION_ROOTS: Mapping[str, str] = MappingProxyType({})
 PROGRAM = "tl.program_id(0)"
 
 
@@ -61,15 +61,15 @@ def render_kernel(
     kernel: Kernel,
     layouts: dict[str, Buffer],
     name: str | None = None,
-    homes: Mapping[str, str] = NO_HOMES,
+    allocation_roots: Mapping[str, str] = NO_ALLOCATION_ROOTS,
     members: Members | None = None,
     tuning: Tuning | None = None,
     program: str = PROGRAM,
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
-    homes    for buffers that are in the memory of another (updates in place), which one.
-    members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
+    allocation_roots    for buffers that are in the memory of another (updates in place), which one.
+    members  one function for kernels that are alike but for buffers and numbers of points (`triton_horizontal`): their pointers, one kernel's after
              another's, then these numbers; or a table of all that, and how many there are.
     tuning   the table that its blocks come from.
     program  which block of points it computes.
@@ -79,7 +79,9 @@ def render_kernel(
     if shape.product:
         functions = render_matrices(kernel, layouts, name or kernel.name, needs_int64_index(kernel, layouts, shape))
         return "\n".join([*IMPORTS, *functions]) + "\n"
-    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of(), program).render()
+    return _Renderer(
+        kernel, layouts, name or kernel.name, allocation_roots, members, tuning or tuning_of(), program
+    ).render()
 
 
 class _Renderer:
@@ -88,7 +90,7 @@ class _Renderer:
         kernel: Kernel,
         layouts: Mapping[str, Buffer],
         name: str,
-        homes: Mapping[str, str],
+        allocation_roots: Mapping[str, str],
         members: Members | None,
         tuning: Tuning,
         program: str,
@@ -97,10 +99,10 @@ class _Renderer:
         kernel, layouts = as_rendered(kernel, layouts, self.launch)
         self.kernel = kernel
         self.layouts, self.name = layouts, name
-        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, homes)
+        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, allocation_roots)
         self.asked: list[str] = []  # of such a kernel: whether there is something to do
-        read = {homes.get(b, b) for b in kernel.reads}
-        self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
+        read = {allocation_roots.get(b, b) for b in kernel.reads}
+        self.in_place = {b for b in kernel.writes if allocation_roots.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
         self.int64_index = needs_int64_index(kernel, layouts, self.launch)
@@ -130,8 +132,8 @@ class _Renderer:
     # -- the function --------------------------------------------------------------------------------------------------
     def render(self) -> str:
         block = most_points(self.launch.bytes, self.tuning)
-        if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
-            self.branched(cut, block)
+        if self.members is None and self.idle is None and (sets := split_index_set(self.kernel, block)) is not None:
+            self.by_index_sets(sets, block)
             return self._module()
         if self.idle is not None:
             there = self.v.node(self.idle)
@@ -153,20 +155,20 @@ class _Renderer:
             self.lines.append(self.cooperative.reset_barrier())
         return self._module()
 
-    def branched(self, cut: Branches, block: int) -> None:
-        """One branch for each piece of a loop."""
+    def by_index_sets(self, sets: IndexSets, block: int) -> None:
+        """One branch for each range of a loop."""
         lines = self.lines
         lines.append(f"tl.static_assert({block} % XBLOCK == 0)")
-        step = "" if cut.step == 1 else f" // {cut.step}"
-        lines.append(f"first = {self.program} * XBLOCK{step} % {cut.extent}")
-        for k, (end, body) in enumerate(cut.pieces):
+        step = "" if sets.step == 1 else f" // {sets.step}"
+        lines.append(f"first = {self.program} * XBLOCK{step} % {sets.extent}")
+        for k, (end, body) in enumerate(sets.ranges):
             self.lines = []
             self.v.outer_scope = self.v.inner_scope = Scope(self.lines)
             self.v.approximate = approximate(body)
             self._values_first(body)
             for st in body:
                 self.outer_statement(st)
-            last = k == len(cut.pieces) - 1
+            last = k == len(sets.ranges) - 1
             lines.append("else:" if last else f"{'elif' if k else 'if'} first < {end}:")
             lines += [f"    {line}" for line in self.lines]
         self.lines = lines

@@ -19,8 +19,8 @@ from ..build.triton_pool import compile_fitting, compile_kernels, compiler_ident
 from ..config import Config, current
 from ..execute.aligned import Arguments
 from ..execute.launch import Loaded, launcher, load_function
+from ..execute.pointer_tables import table_launcher
 from ..execute.semaphores import with_semaphore
-from ..execute.tables import table_launcher
 from ..fuse.padding import copied_outputs
 from ..fuse.products import Selector
 from ..graphs.cuda import CudaRecorder
@@ -31,14 +31,14 @@ from ..ir.nodes import Nest, Program, Size
 from ..kernels.calls import row_bytes
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.routines import Routine, routines_of
-from ..kernels.steps import home
+from ..kernels.steps import allocation_root
 from ..lower.split.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.split.windows import write_out_windows
 from ..machine import Gpu, gpu_target
 from ..observe import counters
 from ..observe.watch import Watch
 from ..render.triton_cooperative import BARRIER_CALL
-from ..render.triton_group import FILL_NAME
+from ..render.triton_horizontal import FILL_NAME
 from ..render.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..schedule.planned import plan_of
 from ..tile.cooperative import splits_of
@@ -249,8 +249,8 @@ def scheduled(
 
     def ordered(kernel: Kernel) -> Kernel:
         kernel = reorder_loops(kernel, plan.layouts)
-        homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, splits=splits_of(kernel, plan.layouts, homes))
+        allocation_roots = {b: allocation_root(plan, b) for b in (*kernel.reads, *kernel.writes)}
+        return replace(kernel, splits=splits_of(kernel, plan.layouts, allocation_roots))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
@@ -259,7 +259,7 @@ def scheduled(
 def _kind(name: str, rendered: TritonUnit) -> str:
     if name in rendered.cooperative:
         return COOPERATIVE
-    return TABLE if name in rendered.tables else CHAIN if name in rendered.chained else ""
+    return TABLE if name in rendered.pointer_tables else CHAIN if name in rendered.chained else ""
 
 
 _refused: dict[str, str] = {}

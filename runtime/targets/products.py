@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...generated.tuning import Block, FusedProduct
 from ..ir.nodes import ITEMSIZE
 from ..kernels.operands import Layouts, count
-from ..kernels.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
+from ..kernels.plan import Allocation, ExternStep, Kernel, KernelStep, Plan, Step, Tile
 from ..kernels.steps import nbytes, step_reads, step_writes
 from ..machine import tuning_of
 from ..render.triton_unit import render_triton
@@ -80,7 +80,7 @@ def task_of(kernel: Kernel, tiles: Sequence[Tile], layouts: Layouts, capability:
 
 
 def _trial(kernel: Kernel, layouts: Layouts, memory: dict[str, Memory], capability: int) -> Trial:
-    places = {n: Place("own") for n in (*kernel.reads, *kernel.writes)}
+    places = {n: Allocation("dedicated") for n in (*kernel.reads, *kernel.writes)}
     unit = render_triton(Plan((), [KernelStep(kernel)], (), dict(layouts), places), capability=capability)
     (one,) = unit.kernels.values()
     return Trial((one,), (*kernel.reads, *kernel.writes), memory, launch(kernel, layouts))

@@ -20,10 +20,10 @@ from .scratch import over_groups, roots
 from .transpose import transpose_tiled
 
 
-def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> int:
+def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: Mapping[str, str]) -> int:
     """How many programs of its GPU should share each outer point of a kernel; 1 where that gains nothing, or is not possible.
 
-    homes  for each buffer of the kernel the one whose memory it is in.
+    allocation_roots  for each buffer of the kernel the one whose memory it is in.
     """
     rows, length = product(v.extent for v in kernel.outer), _row(kernel)
     num_sms, cooperative = kernel.gpu.num_sms, kernel.gpu.costs.cooperative
@@ -35,7 +35,11 @@ def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str,
     size = split_size(wanted, length, kernel.gpu)
     if 1 << (size - 1).bit_length() > register_budget(kernel, layouts) or not _is_by_rows(kernel, layouts):
         return 1
-    return -(-length // size) if _reads_only_its_split(kernel, layouts) and _updates_are_safe(kernel, homes) else 1
+    return (
+        -(-length // size)
+        if _reads_only_its_split(kernel, layouts) and _updates_are_safe(kernel, allocation_roots)
+        else 1
+    )
 
 
 def reductions(kernel: Kernel) -> int:
@@ -90,18 +94,18 @@ def _reads_only_its_split(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool
     return True
 
 
-def _updates_are_safe(kernel: Kernel, homes: Mapping[str, str]) -> bool:
+def _updates_are_safe(kernel: Kernel, allocation_roots: Mapping[str, str]) -> bool:
     """Whether no program reads what another one of its row may have overwritten (updates in place): all phases go through the elements of a row
     in one order, so that each belongs to one program; and an element for the whole row is read only for a store that one program does.
     """
-    over = {homes[b] for b in kernel.writes} & {homes[b] for b in kernel.reads}
+    over = {allocation_roots[b] for b in kernel.writes} & {allocation_roots[b] for b in kernel.reads}
     if not over:
         return True
     deep = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
     if len({loops for loops in deep if loops}) != 1:
         return False
     by_row = {
-        homes[st.buffer]
+        allocation_roots[st.buffer]
         for p, loops in zip(kernel.phases, deep, strict=True)
         if not loops
         for st in p.body
@@ -109,7 +113,12 @@ def _updates_are_safe(kernel: Kernel, homes: Mapping[str, str]) -> bool:
     }
     for phase, loops in zip(kernel.phases, deep, strict=True):
         for st in phase.body:
-            read = {homes[b] for root in roots(st) for ld in root.loads() if (b := ld.attr.buffer) in homes}
+            read = {
+                allocation_roots[b]
+                for root in roots(st)
+                for ld in root.loads()
+                if (b := ld.attr.buffer) in allocation_roots
+            }
             if read & over & by_row and (loops or not isinstance(st, Store)):
                 return False
     return True

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from ...generated.tuning import Last
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.statements import kernel_checks
-from ..kernels.steps import home
+from ..kernels.steps import allocation_root
 from .launch import Launch
 
 
@@ -23,14 +23,19 @@ def followed(
         k = step.kernel if isinstance(step, KernelStep) else None
         if k is not None and (k.name not in free or not _plain(k, shapes[k.name])):
             k = None
-        if chain and k is not None and _fits(shapes[k.name], last) and {home(plan, b) for b in k.reads} & written:
+        if (
+            chain
+            and k is not None
+            and _fits(shapes[k.name], last)
+            and {allocation_root(plan, b) for b in k.reads} & written
+        ):
             chain.append(k)
         else:
             if len(chain) > 1:
                 yield tuple(chain)
             chain, written = [k] if k is not None else [], set()
         if k is not None:
-            written |= {home(plan, b) for b in k.writes}
+            written |= {allocation_root(plan, b) for b in k.writes}
     if len(chain) > 1:
         yield tuple(chain)
 

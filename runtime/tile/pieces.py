@@ -20,7 +20,7 @@ MAX_PIECES = 16  # of a kernel: so many times as long is its text
 
 def split(fk: FlatKernel) -> list[FlatKernel]:
     """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent. Neighbouring loops of
-    a piece are still apart (`collapse`).
+    a piece are still apart (`coalesce`).
     """
     fk = fold_kernel(fk)
     if fk.kernel.serial:

@@ -29,7 +29,7 @@ from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.machine import Gpu
 from opforge.runtime.observe.watch import Watch
-from opforge.runtime.render.triton_group import FILL_NAME
+from opforge.runtime.render.triton_horizontal import FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel, TritonUnit, render_triton
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
@@ -76,7 +76,7 @@ class Interpreted:
         for name, symbol in rendered.symbols.items():
             k = rendered.kernels[symbol]
             numbers = groups[name].numbers(k.xblock * k.rblock) if name in groups else []
-            how = "table" if name in rendered.tables else "chain" if name in rendered.chained else ""
+            how = "table" if name in rendered.pointer_tables else "chain" if name in rendered.chained else ""
             workspace = rendered.cooperative.get(name, 0)
             symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, how, workspace]
         return Built(rendered.source, files, symbols)

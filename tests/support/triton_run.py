@@ -19,10 +19,10 @@ import torch
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.kernels.plan import Kernel, Plan, ViewOf
-from opforge.runtime.kernels.steps import home
+from opforge.runtime.kernels.steps import allocation_root
 from opforge.runtime.render.triton import render_kernel
 from opforge.runtime.render.triton_cooperative import PARTIAL_BYTES, WORKSPACE
-from opforge.runtime.render.triton_group import FILL, FILL_NAME
+from opforge.runtime.render.triton_horizontal import FILL, FILL_NAME
 from opforge.runtime.render.triton_unit import TritonUnit
 from opforge.runtime.tile.cooperative import reductions
 from opforge.runtime.tile.idle import goes_in_strides
@@ -47,7 +47,9 @@ class Job:
         None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
     )
     tile: tuple[int, int] | None = None  # XBLOCK and RBLOCK of all kernels, instead
-    homes: dict[str, str] = field(default_factory=dict)  # of buffers that are in the memory of another: which one
+    allocation_roots: dict[str, str] = field(
+        default_factory=dict
+    )  # of buffers that are in the memory of another: which one
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
@@ -57,7 +59,7 @@ def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
         span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
         memory[b.name] = t.as_strided((span,), (1,)).clone()
     for name, b in plan.layouts.items():
-        if name not in memory and plan.places[name].kind != "alias":
+        if name not in memory and plan.allocations[name].kind != "alias":
             assert b.stride is not None
             span = (
                 1 + sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True)) + b.offset
@@ -65,10 +67,10 @@ def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
                 else 0
             )
             memory[name] = torch.full((span,), 77, dtype=getattr(torch, b.dtype))
-    homes = {name: home(plan, name) for name in plan.layouts}
+    allocation_roots = {name: allocation_root(plan, name) for name in plan.layouts}
     for name in plan.layouts:
-        memory[name] = memory[homes[name]]
-    return Job(plan.kernels(), plan.layouts, memory, homes=homes)
+        memory[name] = memory[allocation_roots[name]]
+    return Job(plan.kernels(), plan.layouts, memory, allocation_roots=allocation_roots)
 
 
 def results(plan: Plan, memory: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -117,11 +119,13 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                     if kernel.name == job.unit.grouped[kernel.name].kernels[0]:
                         steps.append(_group_step(job, job.unit, kernel.name, root / f"k{k}_"))
                     continue
-                (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts, homes=job.homes))
+                (root / f"k{k}_{kernel.name}.py").write_text(
+                    render_kernel(kernel, job.layouts, allocation_roots=job.allocation_roots)
+                )
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
                 programs, *tile = _blocks_of(job, kernel)
-                if goes_in_strides(kernel, job.layouts, job.homes):
+                if goes_in_strides(kernel, job.layouts, job.allocation_roots):
                     programs = min(programs, 2)
                 if kernel.splits > 1:
                     job.memory.setdefault("semaphore", torch.zeros(1, dtype=torch.int32))
@@ -172,7 +176,7 @@ def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[An
     names = [b for member in group.kernels for b in (*known[member].reads, *known[member].writes)]
     x, r = (job.xblock, 2) if job.xblock else (kernel.xblock, kernel.rblock)
     step = [kernel.name, names, group.numbers(x * r), group.programs(x * r), x, r]
-    if not group.table:
+    if not group.pointer_table:
         return step
     filling = unit.kernels[FILL_NAME]
     Path(f"{prefix}{FILL_NAME}.py").write_text(filling.source)

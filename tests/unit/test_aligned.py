@@ -19,11 +19,11 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.execute import launch, tables
 from opforge.runtime.execute.aligned import Arguments, copies_of, with_copies
 from opforge.runtime.execute.launch import Loaded, borrowed_function, launcher, load_function
-from opforge.runtime.execute.tables import table_launcher
+from opforge.runtime.execute.pointer_tables import table_launcher
 from opforge.runtime.host.arguments import arguments, written
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.render.triton_group import FILL
+from opforge.runtime.render.triton_horizontal import FILL
 from opforge.runtime.targets.cuda import scheduled
 from tests.support.gpu_plan import planned
 from tests.support.machines import H200
@@ -231,7 +231,7 @@ def test_arguments_of_a_plan() -> None:
         assert len(buffers) == len(kernel.reads) + len(kernel.writes) == len(written(kernel))
         for name, told in zip((*kernel.reads, *kernel.writes), buffers, strict=True):
             if told is None:
-                assert plan.places[name].kind in ("arena", "own")
+                assert plan.allocations[name].kind in ("arena", "dedicated")
                 continue
             given = {b.name: t for b, t in zip(plan.inputs, (x, y), strict=True)}[name]
             assert torch.equal(view(told, given, {}), given)

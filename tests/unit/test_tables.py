@@ -12,8 +12,8 @@ from torch import Tensor
 
 from opforge.runtime.execute import tables
 from opforge.runtime.execute.launch import Loaded
-from opforge.runtime.execute.tables import KEPT, STREAMS, table_launcher
-from opforge.runtime.render.triton_group import FILL
+from opforge.runtime.execute.pointer_tables import KEPT, STREAMS, table_launcher
+from opforge.runtime.render.triton_horizontal import FILL
 
 FIRST, OTHER = (0xF00, 0, 128), (0xBA0, 0, 64)
 NUMBERS = [4, 6, 0, 1]  # of two members: numbers of points, first programs
