@@ -88,8 +88,8 @@ class KernelWriter(StripWriter):
     def body(self) -> list[str]:
         """The lines between the braces."""
         mode = self._mode()
-        if (crossing := self.find_crossing() if mode == "lanes" else None) is not None:
-            self._crossed(crossing)
+        if (transpose_tiles := self.find_transpose_tiles() if mode == "lanes" else None) is not None:
+            self._transpose_tiled(transpose_tiles)
         elif (strips := self.find_strips()) is not None:
             self._grouped_rows(strips)
         elif mode == "rows":

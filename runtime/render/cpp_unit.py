@@ -45,7 +45,7 @@ WIDTH_CHECK = (
 @dataclass(frozen=True)
 class Unit:
     """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols). Calls say no number of
-    programs, and each runs one kernel: `programs`, `groups` and `tables` are empty. `routines`: how many sizes each call of a routine takes.
+    programs, and each runs one kernel: `programs`, `groups` and `pointer_tables` are empty. `routines`: how many sizes each call of a routine takes.
     """
 
     source: str

@@ -54,7 +54,7 @@ class _Renderer(Functions):
         if len(found.rows) == len(found.columns) == 1:
             at = found.rows[0], found.columns[0]
             self.seen, self.free = mask_bounds(logits, *at), free_columns(logits, *at)
-        self.told = data_mask_bounds(logits, found.rows, found.columns, found.score[0])
+        self.data_bounds = data_mask_bounds(logits, found.rows, found.columns, found.score[0])
 
     def render(self) -> list[str]:
         f = self.found
@@ -67,8 +67,8 @@ class _Renderer(Functions):
         for side, outer, inner, value in sides:
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
         lines += [*self._logits(), "", "", *self._kept(), "", ""]
-        for k, told in enumerate(self.told):
-            lines += self._told(k, told)
+        for k, bound in enumerate(self.data_bounds):
+            lines += self._data_bound(k, bound)
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
@@ -94,13 +94,13 @@ class _Renderer(Functions):
         lines.append(f'return tl.where({" & ".join(["rmask0", *asked])}, logits, float("-inf"))')
         return self.function("kept", v, lines, digits, "logits")
 
-    def _told(self, k: int, told: DataMaskBounds) -> list[str]:
+    def _data_bound(self, k: int, bound: DataMaskBounds) -> list[str]:
         """What data say of a row, and of a column."""
         f = self.found
         sides: list[tuple[str, tuple[Var, ...], tuple[Var, ...], Node, str]]
-        sides = [(f"column{k}", (), f.columns, told.column, "[1, RBLOCK]")]
-        if told.row is not None:
-            sides.append((f"row{k}", f.rows, (), told.row, "[XBLOCK, 1]"))
+        sides = [(f"column{k}", (), f.columns, bound.column, "[1, RBLOCK]")]
+        if bound.row is not None:
+            sides.append((f"row{k}", f.rows, (), bound.row, "[XBLOCK, 1]"))
         made: list[str] = []
         for side, outer, inner, value, shape in sides:
             lines: list[str] = []
@@ -198,19 +198,19 @@ class _Renderer(Functions):
             lines[1] = f"start = tl.maximum(first - {seen.before}, 0) // RBLOCK * RBLOCK"
         if seen.behind is not None:
             lines[2] = f"stop = tl.maximum(tl.minimum(all, first + XBLOCK + {seen.behind}), 0)"
-        return [*lines, *self._told_bounds()]
+        return [*lines, *self._data_bounds()]
 
-    def _told_bounds(self) -> list[str]:
+    def _data_bounds(self) -> list[str]:
         """From where to where data say that there are columns with logits for some row of the block."""
-        if not self.told:
+        if not self.data_bounds:
             return []
         given, columns = ", ".join(self.buffers), count(self.found.columns)
         step = min(self.gpu.tuning.attention.looked_at, max(self.gpu.limits.mma.edge, 1 << (columns - 1).bit_length()))
         lines: list[str] = []
         live = ["there"]
-        for k, told in enumerate(self.told):
+        for k, bound in enumerate(self.data_bounds):
             column = f"{self.name}_column{k}({given}, batch, xindex, xmask, index, there, XBLOCK, {step})"
-            if told.row is None:
+            if bound.row is None:
                 live.append(column)
                 continue
             row = f"{self.name}_row{k}({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, 1)"
@@ -226,7 +226,7 @@ class _Renderer(Functions):
                 "lt": ("> least",),
                 "eq": (">= least", "<= most"),
             }
-            live += [f"({column} {limit}{k})" for limit in limits[told.op]]
+            live += [f"({column} {limit}{k})" for limit in limits[bound.op]]
         inside = [
             f"index = (coffset + tl.arange(0, {step})[None, :]){self.long}",
             f"there = index < {columns}",
@@ -247,8 +247,8 @@ class _Renderer(Functions):
     def _rest(self) -> list[str]:
         """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
         seen = self.seen
-        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None or self.told else []
-        if seen.behind is not None or self.told:
+        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None or self.data_bounds else []
+        if seen.behind is not None or self.data_bounds:
             parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
         if not parts:
             return []

@@ -18,7 +18,7 @@ from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
 from ..tile.horizontal import MEMBERS, HorizontalGroup, Members, can_join, unit_of
 from ..tile.idle import goes_in_strides
-from ..tile.last import block_of, followed
+from ..tile.last import block_of, last_block_chains
 from ..tile.launch import launch
 from ..tile.routines import routine_blocks, rows_of
 from .cpp_unit import anonymous
@@ -128,7 +128,7 @@ class _Unit:
         chains: dict[str, tuple[Kernel, ...]] = {}
         if (last := self.tuning.last) is not None:
             free = {name for name in kernels if name not in self.unit.grouped}
-            chains = {c[0].name: c for c in followed(self.plan, self.shapes, free, last)}
+            chains = {c[0].name: c for c in last_block_chains(self.plan, self.shapes, free, last)}
         inside = {k.name for chain in chains.values() for k in chain[1:]}
         for k in kernels.values():
             if k.name in leads:

@@ -1,4 +1,4 @@
-"""Which small kernels the last program of the kernel before them runs (long sums without a second launch): `render/triton_last.py` says how."""
+"""Last-block reductions: which small kernels the last program of the kernel before them runs, so that long sums need no second launch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..kernels.steps import allocation_root
 from .launch import Launch
 
 
-def followed(
+def last_block_chains(
     plan: Plan, shapes: Mapping[str, Launch], free: Collection[str], last: Last
 ) -> Iterator[tuple[Kernel, ...]]:
-    """Kernels of a plan with those that run in their last programs, in order; of `free` ones only. Nothing stands between them in the plan, each
-    follower reads what one of them has written, and none may raise.
+    """Chains of `free` kernels of a plan: one with those that run in its last program, in order. Nothing stands between them in the plan, each
+    follower reads what one before it has written, and none may raise.
     """
     chain: list[Kernel] = []
     written: set[str] = set()
@@ -64,4 +64,4 @@ def _power(n: object) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-__all__ = ["block_of", "followed"]
+__all__ = ["block_of", "last_block_chains"]

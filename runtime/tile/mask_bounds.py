@@ -48,12 +48,12 @@ def data_mask_bounds(logits: Node, rows: Collection[Var], columns: Collection[Va
                 ld.attr.buffer == score or ld.args or any(map(has_values, ld.attr.index)) for ld in data
             ):
                 continue
-            if (told := _told(part, true, frozenset(rows), frozenset(columns))) is not None:
-                found.append(told)
+            if (bound := _data_bound(part, true, frozenset(rows), frozenset(columns))) is not None:
+                found.append(bound)
     return found
 
 
-def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> DataMaskBounds | None:
+def _data_bound(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> DataMaskBounds | None:
     of_rows, of_columns = not rows.isdisjoint(n.vars()), not columns.isdisjoint(n.vars())
     if of_columns and not of_rows:
         return DataMaskBounds(n if holds else Node("logical_not", (n,), "bool"))

@@ -16,7 +16,7 @@ import opforge
 from opforge.errors import BuildError, ResourceError
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.execute import launch, tables
+from opforge.runtime.execute import launch, pointer_tables
 from opforge.runtime.execute.aligned import Arguments, copies_of, with_copies
 from opforge.runtime.execute.launch import Loaded, borrowed_function, launcher, load_function
 from opforge.runtime.execute.pointer_tables import table_launcher
@@ -160,9 +160,11 @@ class Tables:
     """Launches a kernel that adds 1 to what lies at each member's first address, and puts it at the second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables, "launcher", self.launcher)
-        monkeypatch.setattr(tables, "empty_strided_cuda", lambda shape, _, dtype: torch.zeros(shape, dtype=dtype))
-        monkeypatch.setattr(tables, "cuda_stream", lambda _: 0)
+        monkeypatch.setattr(pointer_tables, "launcher", self.launcher)
+        monkeypatch.setattr(
+            pointer_tables, "empty_strided_cuda", lambda shape, _, dtype: torch.zeros(shape, dtype=dtype)
+        )
+        monkeypatch.setattr(pointer_tables, "cuda_stream", lambda _: 0)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         opforge.reset_stats()
 

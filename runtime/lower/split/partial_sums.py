@@ -15,7 +15,7 @@ from ...ir.index import Atom, Expr, Var, of, product
 from ...ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
 from ...ir.work import cost, is_pointwise, node_cost, points_of
 from ...machine import Gpu
-from .partial_spread import Spreads, fresh
+from .partial_variance import ParallelVariance, fresh
 
 
 def partial_reductions(
@@ -28,16 +28,16 @@ def partial_reductions(
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program, gpu)
-    spreads: Spreads | None = None
+    variances: ParallelVariance | None = None
     for item in program.items:
         if isinstance(item, Nest) and item.name in cooperative:
             items.append(replace(item, cooperative=True))
             continue
         parts = _cut(item, names, rows, item.name in costly) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
-            spreads = spreads or Spreads(program, names)
-            if (found := spreads.spread(item, parts[0].name)) is None:
-                spreads.note(item, parts)
+            variances = variances or ParallelVariance(program, names)
+            if (found := variances.parallel(item, parts[0].name)) is None:
+                variances.note(item, parts)
             parts = found or parts
         items += parts or [item]
     if len(items) == len(program.items) and not cooperative:
