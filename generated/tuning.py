@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`, `turns`; at most so many `loads`, `bytes`,
+    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`, `alignment_groups`; at most so many `loads`, `bytes`,
     outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`).
     Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
     halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
@@ -34,7 +34,7 @@ class Rule:
     points: int = 0
     row: int = 0
     buffers: int = 0
-    turns: bool = False
+    alignment_groups: bool = False
     block: int = 0
     cost: int = 0
 
@@ -50,15 +50,15 @@ class ContractionSizes:
     edge: int
     """Columns: those of all blocks are a divisor of it."""
     wide_edge: int
-    """The same, where rows take turns."""
-    turned: int
-    """Columns at least, where rows take turns: all blocks but the ends of a row are stored in vectors."""
-    end: int
-    """Additions that what is stored of a sum may cost, where rows take turns."""
+    """The same, with alignment groups."""
+    grouped_columns: int
+    """Columns at least, with alignment groups: all blocks but the ends of a row are stored in vectors."""
+    epilogue: int
+    """Additions that the epilogue of a sum may cost, with alignment groups."""
     group_m: int
     """Blocks of rows of which those of one column run side by side (a swizzle), so that columns are in the cache."""
     wide_group_m: int
-    """The same, where rows take turns."""
+    """The same, with alignment groups."""
     num_stages: int
     """Stages of the software pipeline: steps whose operands are being loaded."""
 
@@ -199,7 +199,7 @@ TUNING: dict[int, Tuning] = {
                 Rule(x=1, r=4096, even=2048, each=4, warps=32),
             ),
             "product": (
-                Rule(turns=True, x=256, r=64, warps=8),
+                Rule(alignment_groups=True, x=256, r=64, warps=8),
                 Rule(block=16, x=32, r=256, warps=4),
                 Rule(block=32, x=64, r=128, warps=4),
                 Rule(block=64, x=128, r=128, warps=4),
@@ -214,7 +214,15 @@ TUNING: dict[int, Tuning] = {
             "horizontal_table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
         ContractionSizes(
-            few_rows=16, rows=128, edge=128, wide_edge=256, turned=1024, end=6, group_m=8, wide_group_m=16, num_stages=4
+            few_rows=16,
+            rows=128,
+            edge=128,
+            wide_edge=256,
+            grouped_columns=1024,
+            epilogue=6,
+            group_m=8,
+            wide_group_m=16,
+            num_stages=4,
         ),
         AttentionSizes(rows=128, num_stages=3, looked_at=1024),
         RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, wide=2048),

@@ -14,14 +14,14 @@ from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
-AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "turns", "block")
+AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "alignment_groups", "block")
 AT_LEAST = ("cost",)
 CONDITIONS = (*AT_MOST, *AT_LEAST)
 _COUNTS = ("programs", "resident")  # sizes that need not be powers of two
 _OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "num_stages")  # the same, of products
 #: Parts of a table that are sizes of one kind of kernel, and which of these need not be powers of two.
 _SIZES = {
-    "contraction": ("end", "group_m", "wide_group_m", "num_stages"),
+    "contraction": ("epilogue", "group_m", "wide_group_m", "num_stages"),
     "attention": ("num_stages",),
     "routine": ("programs",),
 }

@@ -87,15 +87,15 @@ class _Renderer:
             v.local[s.register] = s.register
             v.inner_tiles.add(s.register)
         stores: list[str] = []
-        for st in f.ends:
+        for st in f.epilogue:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
             v.inner_scope.names[load(st.buffer, st.index, dtype)] = value
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"tl.broadcast_to(xindex * 0 + {where}, {block})"
-            if f.turns is not None:
+            if f.alignment is not None:
                 # What the compiler cannot see: all rows of a block begin at a whole vector.
-                place = f"tl.multiple_of({place}, [1, {f.turns.vector}])"
+                place = f"tl.multiple_of({place}, [1, {f.alignment.vector}])"
             place = f"{st.buffer} + {place}"
             stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")
         # What is read may be in the memory that is written, and then at the same point: all threads have read theirs.
@@ -119,14 +119,14 @@ class _Renderer:
         if blocks_of_rows == 1:
             body += ["row = 0", "column = program"]
         else:
-            group = f.sizes.group_m if f.turns is None else f.sizes.wide_group_m
+            group = f.sizes.group_m if f.alignment is None else f.sizes.wide_group_m
             body += [
                 f"first_row = program // ({group} * blocks) * {group}",
                 f"group_size = min({blocks_of_rows} - first_row, {group})",
                 f"row = first_row + program % ({group} * blocks) % group_size",
                 f"column = program % ({group} * blocks) // group_size",
             ]
-        if f.turns is None:
+        if f.alignment is None:
             body += [
                 f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
                 f"lmask = lindex < {rows}",
@@ -134,10 +134,10 @@ class _Renderer:
                 f"cmask = cindex < {columns}",
             ]
         else:
-            turns = f.turns.count
+            groups = f.alignment.count
             body += [
-                f"first = column * XBLOCK - ((row % {turns}) * {f.turns.line}) % {f.turns.vector}",
-                f"lindex = ((row // {turns} * ROWS + tl.arange(0, ROWS)[:, None]) * {turns} + row % {turns}){long}",
+                f"first = column * XBLOCK - ((row % {groups}) * {f.alignment.line}) % {f.alignment.vector}",
+                f"lindex = ((row // {groups} * ROWS + tl.arange(0, ROWS)[:, None]) * {groups} + row % {groups}){long}",
                 f"lmask = lindex < {rows}",
                 f"cindex = (first + tl.arange(0, XBLOCK)){long}",
                 f"cmask = (cindex >= 0) & (cindex < {columns})",
@@ -157,7 +157,7 @@ class _Renderer:
         ]
         body += [f"    {line}" for line in inside]
         end = f"{self.name}_end({given}, batch, lindex, lmask, cindex[None, :], {{}}, {', '.join(sums)}, ROWS, XBLOCK)"
-        if f.turns is None:
+        if f.alignment is None:
             body.append(end.format("cmask[None, :]"))
         else:
             # A mask that does not change within a vector: whole vectors are stored.

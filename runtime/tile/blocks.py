@@ -45,7 +45,7 @@ def _holds(rule: Rule, shape: Launch) -> bool:
         (rule.buffers, shape.rows),
         (rule.block, shape.product),
     )
-    told = ((rule.strided, shape.strided), (rule.sums, shape.sums), (rule.turns, shape.turns))
+    told = ((rule.strided, shape.strided), (rule.sums, shape.sums), (rule.alignment_groups, shape.alignment_groups))
     if any(wanted and not found for wanted, found in told) or shape.cost < rule.cost:
         return False
     return all(not most or found <= most for most, found in limits)
@@ -128,7 +128,7 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
         return edge <= x <= shape.gpu.tuning.attention.rows and edge <= r <= max(start[1], power(inner))
     if shape.product:
         contraction = shape.gpu.tuning.contraction
-        most = contraction.wide_edge if shape.turns else contraction.edge
+        most = contraction.wide_edge if shape.alignment_groups else contraction.edge
         return limits.mma.edge <= x <= most and limits.mma.steps <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))

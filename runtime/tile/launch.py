@@ -43,7 +43,7 @@ class Launch:
     gathers rows at places that the inner loop reads (sums of an embedding's rows): neighbours along the outer loops read one position.
     tile    its XBLOCK, RBLOCK and warps, where the plan says them.
     product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
-    turns   rows of a product that begin at the same place of a vector share a block.
+    alignment_groups  rows of a product that begin at the same place of a vector share a block.
     """
 
     gpu: Gpu
@@ -62,7 +62,7 @@ class Launch:
     loads: int = 1
     cost: float = 0
     product: int = 0
-    turns: bool = False
+    alignment_groups: bool = False
     attention: bool = False
     gathers: bool = False
     tile: tuple[int, int, int] | None = None
@@ -98,8 +98,8 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
         )
     matrices = contraction(kernel, layouts)
     if matrices is not None:
-        along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
-        return Launch(gpu, matrices.points, along, False, product=matrices.block, turns=turns)
+        along, groups = product(v.extent for v in matrices.along), matrices.alignment is not None
+        return Launch(gpu, matrices.points, along, False, product=matrices.block, alignment_groups=groups)
     tiled = transpose_tiled(kernel, layouts)
     if tiled is not None:
         part = product(v.extent for v in tiled.phases[0].inner)

@@ -90,8 +90,8 @@ def blocks(
     if shape.tile is not None:
         return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
-        # Of rows in turns the blocks that they get: only in wide ones whole vectors are stored.
-        x, r = (256, 64) if shape.turns else (32, 32)
+        # Rows in alignment groups have wide blocks: only there whole vectors are stored.
+        x, r = (256, 64) if shape.alignment_groups else (32, 32)
         return -(-outer // x), x, r
     if kernel.splits > 1:
         return outer, 1, 1 << (inner - 1).bit_length()

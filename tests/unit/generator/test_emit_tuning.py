@@ -27,7 +27,7 @@ SPEC = """\
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: horizontal, x: 1024, r: 16, programs: 864, warps: 1}
   - {kernel: horizontal_table, x: 512, r: 8, programs: 1728, warps: 2}
-  contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, turned: 512, end: 5, group_m: 3, wide_group_m: 6, num_stages: 3}
+  contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, grouped_columns: 512, epilogue: 5, group_m: 3, wide_group_m: 6, num_stages: 3}
   attention: {rows: 32, num_stages: 5, looked_at: 256}
   routine: {elements: 512, across: 8, most_across: 2048, programs: 100, wide: 1024}
   tiles:
@@ -69,7 +69,15 @@ TUNING: dict[int, Tuning] = {
             "horizontal_table": (Rule(x=512, r=8, programs=1728, warps=2),),
         },
         ContractionSizes(
-            few_rows=16, rows=64, edge=64, wide_edge=128, turned=512, end=5, group_m=3, wide_group_m=6, num_stages=3
+            few_rows=16,
+            rows=64,
+            edge=64,
+            wide_edge=128,
+            grouped_columns=512,
+            epilogue=5,
+            group_m=3,
+            wide_group_m=6,
+            num_stages=3,
         ),
         AttentionSizes(rows=32, num_stages=5, looked_at=256),
         RoutineSizes(elements=512, across=8, most_across=2048, programs=100, wide=1024),
