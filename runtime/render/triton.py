@@ -68,12 +68,13 @@ def render_kernel(
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
-    allocation_roots    for buffers that are in the memory of another (updates in place), which one.
-    members  one function for kernels that are alike but for buffers and numbers of points (`triton_horizontal`): their pointers, one kernel's after
-             another's, then these numbers; or a table of all that, and how many there are.
-    tuning   the table that its blocks come from.
-    program  which block of points it computes.
-    Booleans are behind pointers to 8-bit integers. What a kernel cannot be was found before (`tile/legal.py`).
+    allocation_roots  for buffers that are in the memory of another (updates in place), which one.
+    members           one function for kernels that differ only in buffers and numbers of points (`triton_horizontal`): their pointers, one kernel's
+                      after another's, then these numbers; or a pointer table, and how many there are.
+    tuning            the table that its blocks come from.
+    program           which block of points it computes.
+
+    Booleans are behind pointers to 8-bit integers. Kernels that Triton cannot express were refused before (`tile/legal.py`).
     """
     shape = launch(kernel, layouts)
     if shape.product:
@@ -100,7 +101,7 @@ class _Renderer:
         self.kernel = kernel
         self.layouts, self.name = layouts, name
         self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, allocation_roots)
-        self.asked: list[str] = []  # of such a kernel: whether there is something to do
+        self.asked: list[str] = []  # lines that ask whether such a kernel has something to do
         read = {allocation_roots.get(b, b) for b in kernel.reads}
         self.in_place = {b for b in kernel.writes if allocation_roots.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
@@ -174,7 +175,7 @@ class _Renderer:
         self.lines = lines
 
     def _held(self, body: tuple[Statement, ...], written: set[str]) -> bool:
-        """Whether all that a phase reads of what earlier ones have written are values that the reading threads have in registers."""
+        """Whether a phase reads of what earlier ones have written only values that the reading threads have in registers."""
         if not self.launch.persistent or any(isinstance(st, Store) and st.mode != "set" for st in body):
             return False
         loads = {ld for st in body for root in roots(st) for ld in root.loads() if ld.attr.buffer in written}
@@ -360,7 +361,7 @@ class _Renderer:
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
         if self.launch.passes < 2 and not self.launch.outer_reduction and all(isinstance(st, Reduce) for st in body):
-            # Loads of the second tile are on their way while the first is worked on.
+            # The second tile is loaded while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
         if self.v.resident:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
@@ -378,7 +379,7 @@ class _Renderer:
         """The scan of a tile, continued from the tiles before it."""
         name, carry = self.v.fresh(), self.v.fresh()
         own = held(st.value.dtype)
-        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in the dtype that is declared.
+        # The running total of a long sum loses digits in float32: what is carried from tile to tile has the declared accumulation dtype.
         accumulation = SCANS[st.kind].triton
         wider = accumulation is not None and own == "tl.float32"
         total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
@@ -393,7 +394,7 @@ class _Renderer:
     # -- stores --------------------------------------------------------------------------------------------------------
     def store(self, st: Store | Scan, value: str, inner: bool) -> None:
         if st.buffer in self.scratch:
-            # A tile that is left stays in registers: its loads are this value.
+            # A scratch tile stays in registers: its loads are this value.
             tile = self.v.fresh()
             self.lines.append(f"{tile} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if inner else '1'}])")
             self.v.local[st.buffer] = tile
@@ -424,11 +425,11 @@ class _Renderer:
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
                 settle(lines)
-            # What is read again by now should stay in the cache longer than what is done.
+            # Rows that are read again should stay in the cache longer than stored values.
             hint = ', eviction_policy="evict_first"' if inner and "evict_first" in self.v.eviction.values() else ""
             lines.append(f"tl.store({arguments}{hint})")
             if isinstance(st, Store) and st.mask is None:
-                # Who reads it back in this phase has it: another thread's store may not have arrived.
+                # What reads it back in this phase takes the value: another thread's store may not have arrived.
                 scope = self.v.inner_scope if inner else self.v.outer_scope
                 stored = load(st.buffer, st.index, dtype)
                 scope.names[stored] = value

@@ -53,7 +53,7 @@ from .block_trials import fastest, trials_of
 from .product_rules import by_table
 from .products import Measured
 
-TABLE, CHAIN, COOPERATIVE = "table", "chain", "cooperative"  # functions that take more than what the wrapper passes
+TABLE, CHAIN, COOPERATIVE = "table", "chain", "cooperative"  # functions with arguments that the wrapper does not pass
 CONFIGURATIONS = 4  # of a kernel that are tried
 
 
@@ -71,8 +71,8 @@ def unusable(index: int) -> str:
     if not has_triton():
         return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
     if (found := capability(index)) < (least := TRITON_LANGUAGE.capability):
-        told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
-        return f"{told}, and Triton's kernels need {least // 10}.{least % 10}"
+        device = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
+        return f"{device}, and Triton's kernels need {least // 10}.{least % 10}"
     return ""
 
 
@@ -202,7 +202,7 @@ class Cuda:
             for name, (symbol, how, meta, numbers, kind) in sorted(
                 entry.meta["symbols"].items(), key=lambda one: one[1][4] == TABLE
             ):
-                # At once: what this device does not take is known before the graph runs.
+                # Loaded at once: what does not fit this device is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
                     first = binaries[symbol] = _first(entry.read(f"{symbol}.cubin"), meta, self.index)
                 other = functools.partial(_unaligned, entry, symbol, how, self.index)
@@ -210,14 +210,14 @@ class Cuda:
                     fill = loaded[FILL_NAME]
                     loaded[name] = table_launcher(first, other, symbol, fill, numbers, self.index, meta["written"])
                     continue
-                told = Arguments(*meta["arguments"])
-                same = repr((symbol, numbers, told))
+                taken = Arguments(*meta["arguments"])
+                same = repr((symbol, numbers, taken))
                 if same not in known:
                     passed = how[1] - len(numbers)
                     scratch = meta.get("scratch", 0)
                     cooperative = kind == COOPERATIVE
                     run = launcher(
-                        first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, told, cooperative
+                        first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, taken, cooperative
                     )
                     counts = kind in (CHAIN, COOPERATIVE)
                     known[same] = with_semaphore(run, self.index, meta.get("workspace", 0)) if counts else run
@@ -296,7 +296,7 @@ def _loaded(binary: bytes, meta: Mapping[str, Any], index: int) -> Loaded:
 
 
 def configurations(kernel: TritonKernel, gpu: Gpu) -> list[TritonKernel]:
-    """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit. The tile of a
+    """The preferred configuration of a kernel, then ever smaller tiles, in case it does not compile or does not fit. The tile of a
     cooperative kernel holds a split of a row, which is not cut any further.
     """
     found = [kernel]

@@ -28,22 +28,21 @@ GATHERED = 64  # rows that are added up one after another: of more the sum would
 class Launch:
     """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
 
-    gpu     that it runs on.
-    outer_reduction  neighbours in memory are neighbours along the outer loops.
-    passes  phases that have inner loops.
-    transpose  the block's dimensions are tiles of two loops.
-    bytes   of the smallest elements that are read or written at all points.
-    row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
-    even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
-    strided neighbouring points of the last outer loop read elements that are not neighbours.
-    sums    nothing is stored along inner loops.
-    loads   elements of one buffer that a point reads, at most.
-    cost    of what is computed at a point, in additions.
-    attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
-    gathers rows at places that the inner loop reads (sums of an embedding's rows): neighbours along the outer loops read one position.
-    tile    its XBLOCK, RBLOCK and warps, where the plan says them.
-    product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
-    alignment_groups  rows of a product that begin at the same place of a vector share a block.
+    outer_reduction   whether neighbours in memory are neighbours along the outer loops.
+    passes            phases that have inner loops.
+    transpose         whether a block's dimensions are tiles of two loops.
+    bytes             of the smallest elements that are read or written at all points.
+    strided           whether neighbouring points of the last outer loop read elements that are not neighbours.
+    row               bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
+    even              a power of two: in blocks of so many steps, or of a divisor, what moves with slow inner loops only is one element (0: any).
+    sums              whether nothing is stored along inner loops.
+    loads             elements of one buffer that a point reads, at most.
+    cost              of what is computed at a point, in additions.
+    product           rows of a block of a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
+    alignment_groups  whether rows of a product that begin at the same place of a vector share a block.
+    attention         two products around a softmax: XBLOCK are rows, RBLOCK the columns at a time; `product` is the elements of an operand's row.
+    gathers           whether it adds up rows at places that the inner loop reads (an embedding's): neighbours along the outer loops read one place.
+    tile              XBLOCK, RBLOCK and warps, if the plan decides them.
     """
 
     gpu: Gpu
@@ -69,8 +68,8 @@ class Launch:
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
-    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
-    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
+    """The launch of a kernel. It is persistent if the rows of a program fit into registers, unless it is an outer reduction that reads each element
+    once: a loop is then as good.
     """
     if kernel.splits > 1:
         alone = launch(replace(kernel, splits=1), layouts)
@@ -128,7 +127,7 @@ def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], outer: bool) -> tuple[
 
 
 def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
-    """Of loops over points, with or without loops inside of them."""
+    """Of other kernels: outer loops, with or without inner ones."""
     outer_reduction = is_outer_reduction(kernel, layouts)
     persistent, gathering, passes = _loops(kernel, layouts, outer_reduction)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
@@ -210,7 +209,7 @@ def is_outer_reduction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
     if not kernel.outer:
         return False
-    votes = 0  # weighted by the elements that a load meets
+    votes = 0  # weighted by the elements that a load reads
     for phase in kernel.phases:
         for ld in _loads(phase):
             if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
@@ -225,7 +224,7 @@ def is_outer_reduction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether a reduction reads rows at places that are data, one for each step, which the last outer loop, the one along a row, does not change."""
+    """Whether a reduction reads rows at places that data brings: one row for each step, and the last outer loop goes along a row."""
     for phase in kernel.phases:
         if not phase.inner or not all(isinstance(st, Reduce) for st in phase.body):
             continue
@@ -238,7 +237,7 @@ def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether the last outer loop goes through what is read in steps of a few elements (windows, every other element)."""
+    """Whether the last outer loop reads memory in steps of a few elements (windows, every other element)."""
     if not kernel.outer:
         return False
     for phase in kernel.phases:
@@ -251,7 +250,7 @@ def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def row_reads(phase: Phase) -> set[str]:
-    """Buffers of which each program reads rows in a phase."""
+    """Buffers of which a program reads rows in a phase."""
     return {ld.attr.buffer for ld in _loads(phase) if not ld.vars().isdisjoint(phase.inner)}
 
 
@@ -265,7 +264,9 @@ def whole_rows(kernel: Kernel) -> set[str]:
 
 
 def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether a program has rows of one buffer, of 32 bits at most; all others are the same for all programs, and met in one phase."""
+    """Whether a program reads rows of its own of one buffer only, of 32 bits at most; all other rows are shared by all programs, and read in one
+    phase.
+    """
     rows = whole_rows(kernel)
     if kernel.scratch or any(isinstance(st, Scan) for p in kernel.phases for st in p.body):
         return False
@@ -277,7 +278,7 @@ def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def _even(kernel: Kernel) -> int:
-    """Into how many steps at most the inner loops should be cut at once, so that what only slow loops meet is one element for a tile; 0: any."""
+    """Steps of a tile, at most, for which what moves with slow inner loops only is one element; 0: any."""
     found = 0
     for phase in kernel.phases:
         loops = [v for v in phase.inner if v.extent != 1]
