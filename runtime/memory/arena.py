@@ -53,8 +53,11 @@ class Arena:
 
 
 def plan_memory(plan: Plan, stored: Mapping[str, str], *, large: float = math.inf, arena: bool = True) -> None:
-    """Fill `plan.allocations`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that
-    input. What has `large` bytes or more has memory only while it lives; the arena stays. Without `arena` all has memory only while it lives.
+    """Fill `plan.allocations`, `plan.frees` and `plan.arena_bytes`.
+
+    stored  buffers that are written into the memory of an input, with that input.
+    large   buffers of so many bytes or more are allocated only while they live; the arena stays.
+    arena   whether there is one; otherwise all buffers are allocated only while they live.
     """
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
@@ -121,13 +124,13 @@ def _escaping(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[
 
 
 def _is_freed(plan: Plan, name: str, given: Container[str]) -> bool:
-    """Whether memory is let go of that no other value may have."""
+    """Whether the memory of a dead value is freed that no other value may reuse."""
     kind = plan.allocations[allocation_root(plan, name)].kind
     return plan.allocations[name].kind == "extern" or (name in given and kind == "dedicated")
 
 
 def _given_away(plan: Plan) -> set[str]:
-    """What functions of the program get as arguments, which may keep them: nobody writes into that memory again."""
+    """Arguments of the program's own functions, which may keep them: nothing writes into that memory again."""
     return {
         name
         for step in plan.steps
@@ -147,8 +150,8 @@ def in_place_candidate(
 
 
 def written_over(step: Step, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
-    """Of a call that writes into its arguments: the buffer that `name` is the new contents of, where it is all of that one, laid out alike, and
-    the call reads it nowhere else.
+    """Of a call that writes into its arguments: the buffer whose new contents `name` is, if it is all of that buffer, with the same layout, and the
+    call reads that nowhere else.
     """
     if not isinstance(step, ExternStep) or not step.call.writes:
         return ()
@@ -173,8 +176,8 @@ def _count(tree: object, buffer: str) -> int:
 
 
 def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
-    """The buffers that are read only at the very element of `name` that is written, in the same phase, are laid out as it is, and may share its
-    memory.
+    """The buffers that have the layout of `name`, may share its memory, and are read only at the element of `name` that is written, in the same
+    phase.
     """
     target = layouts[name]
     stores = [

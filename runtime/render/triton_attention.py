@@ -66,7 +66,7 @@ class _Renderer(Functions):
         )
         for side, outer, inner, value in sides:
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
-        lines += [*self._logits(), "", "", *self._kept(), "", ""]
+        lines += [*self._logits(), "", "", *self._masked(), "", ""]
         for k, bound in enumerate(self.data_bounds):
             lines += self._data_bound(k, bound)
         return [*lines, *self._end(), "", "", *self._kernel()]
@@ -85,17 +85,17 @@ class _Renderer(Functions):
         lines.append(f"return tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])")
         return self.function("logits", v, lines, digits, name)
 
-    def _kept(self) -> list[str]:
-        """Those that coordinates do not leave out; -inf for others, and beyond the columns."""
+    def _masked(self) -> list[str]:
+        """Logits of a block with -inf where coordinates leave them out, and beyond the columns."""
         f = self.found
         lines: list[str] = []
         v, digits = self.values(lines, f.rows, f.columns)
         asked = [v.node(n) if holds else f"({v.node(n)} == 0)" for n, holds in self.free.conditions]
         lines.append(f'return tl.where({" & ".join(["rmask0", *asked])}, logits, float("-inf"))')
-        return self.function("kept", v, lines, digits, "logits")
+        return self.function("masked", v, lines, digits, "logits")
 
     def _data_bound(self, k: int, bound: DataMaskBounds) -> list[str]:
-        """What data say of a row, and of a column."""
+        """What data brings for a row, and for a column."""
         f = self.found
         sides: list[tuple[str, tuple[Var, ...], tuple[Var, ...], Node, str]]
         sides = [(f"column{k}", (), f.columns, bound.column, "[1, RBLOCK]")]
@@ -181,10 +181,10 @@ class _Renderer(Functions):
             cut.append(f"(roffset < first + XBLOCK - {1 + live.before})")
         if live.behind is not None:
             cut.append(f"(roffset + RBLOCK > first + {1 + live.behind})")
-        kept = [f"if {' | '.join(cut)}:", f"    logits = {self.name}_kept({index}, logits, XBLOCK, RBLOCK)"]
+        masked = [f"if {' | '.join(cut)}:", f"    logits = {self.name}_masked({index}, logits, XBLOCK, RBLOCK)"]
         if len(cut) == 1:
-            kept = [f"if {columns} % RBLOCK != 0:", *(f"    {line}" for line in kept)]
-        return [*lines, *kept]
+            masked = [f"if {columns} % RBLOCK != 0:", *(f"    {line}" for line in masked)]
+        return [*lines, *masked]
 
     def _block_of_values(self) -> str:
         given, width = ", ".join(self.buffers), least_block(self.found.width, self.gpu)

@@ -1,4 +1,4 @@
-"""Functions of a kernel that runs steps as one: each computes a block of an operand, or what is made of one, by the emitter of other kernels."""
+"""Functions of a kernel that runs several steps as one. Each computes a block of an operand or of a result, by the emitter of other kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .triton_values import TYPES, Scope, Values
 
 
 class Functions:
-    """What writes them. Each takes the kernel's buffers, the batch, and the index and the mask of a block's rows and columns.
+    """Writes these functions. Each takes the kernel's buffers, the batch, and the index and the mask of a block's rows and columns.
 
     batch  the loops that a program is at one point of.
     views  operands as they lie in memory: a layout under a name of its own, and the buffer.

@@ -1,4 +1,4 @@
-"""Kernels in place that leave all they would store as it is where one value, the same for all points, says so: their programs look at it first.
+"""In-place kernels that change nothing if one value, the same for all points, is true: their programs look at that value first.
 
 Such a kernel has few programs, each of which goes through many blocks: to launch a million programs takes half as long as the work, even if
 each of them ends at once.
@@ -19,7 +19,7 @@ from .transpose import transpose_tiled
 
 
 def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: Mapping[str, str]) -> Node | None:
-    """The value, a bool; None for other kernels. `allocation_roots`: for buffers that are in the memory of another, which one."""
+    """That value, a bool; None for other kernels. `allocation_roots`: for buffers that are in the memory of another, which one."""
     if kernel.symbols or kernel.parts or kernel.scratch or kernel.grid_loop or len(kernel.phases) != 1:
         return None
     written = {allocation_roots.get(b, b) for b in kernel.writes}
@@ -45,7 +45,7 @@ def idle_where(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: 
 
 
 def as_rendered(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> tuple[Kernel, Mapping[str, Buffer]]:
-    """A kernel with the loops that its text has, and its layouts."""
+    """The kernel with the loops of its text, and the layouts of its buffers."""
     tiled = transpose_tiled(kernel, layouts)
     kernel, layouts = (tiled, layouts) if tiled else coalesced(kernel, layouts) or (kernel, layouts)
     kernel = rematerialized(kernel, shape.persistent).kernel
@@ -53,7 +53,7 @@ def as_rendered(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) ->
 
 
 def goes_in_strides(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: Mapping[str, str]) -> bool:
-    """Whether a kernel that is launched alone may have any number of programs: each goes through blocks until all are done."""
+    """Whether a kernel that is launched alone may have any number of programs, since each goes through blocks until all are done."""
     if idle_where(kernel, layouts, allocation_roots) is None:
         return False
     shape = launch(kernel, layouts)

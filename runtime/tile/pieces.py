@@ -1,6 +1,6 @@
-"""Cut a loop where a comparison of its variable changes its value: each piece then has no condition left.
+"""Index-set splitting: a loop is cut where a comparison of its variable changes its value, so that each piece has no condition left.
 
-This is how a concatenation writes straight into its slices and padding costs nothing inside: one piece for each operand.
+This is how a concatenation writes straight into its slices, one piece for each operand, and how padding costs nothing inside.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MAX_PIECES = 16  # of a kernel: so many times as long is its text
 
 
 def split(fk: FlatKernel) -> list[FlatKernel]:
-    """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent. Neighbouring loops of
-    a piece are still apart (`coalesce`).
+    """Kernels that do the same work one after the other, since points of outer loops are independent. Neighbouring loops of a piece are not coalesced
+    yet (`coalesce`).
     """
     fk = fold_kernel(fk)
     if fk.kernel.serial:
