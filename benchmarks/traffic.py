@@ -165,8 +165,8 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         buffers.update(reads)
         buffers.update(writes)
         repeated += again
-        walked = product(v.extent for v in k.grid_loop)
-        assert isinstance(walked, int)
+        iterations = product(v.extent for v in k.grid_loop)
+        assert isinstance(iterations, int)
         kind = (
             "square"
             if shape.transpose
@@ -184,7 +184,7 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
                 "written": writes.total(),
                 "programs": programs,
                 "blocks": [one.xblock, one.rblock, one.warps],
-                "in_flight_kb": round(in_flight(one, shape, programs, reads.total() / walked), 1),
+                "in_flight_kb": round(in_flight(one, shape, programs, reads.total() / iterations), 1),
             }
         )
     outside = {b.name for b in plan.inputs} | {o.buffer for o in plan.outputs}

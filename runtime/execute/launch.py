@@ -142,7 +142,7 @@ def launcher(
     first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
     other    loads that for other addresses; where it raises `BuildError`, `first` works on copies, which is counted.
     numbers  the same in every launch: further arguments of the kernel, after the sizes.
-    scratch  bytes of memory of each program (of a kernel without `numbers`), which every launch has for itself.
+    scratch  bytes of memory for each program (of a kernel without `numbers`), allocated for each launch.
     arguments  what the addresses and sizes are.
     cooperative     whether its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
     """
@@ -165,8 +165,8 @@ def launcher(
 
     def with_scratch(programs: int, *arguments: int) -> None:
         # Work of one stream runs in order: what is freed here is not used again before the kernel is done.
-        space = empty_strided_cuda((programs * scratch,), (1,), torch.uint8)
-        run(programs, *arguments, space.data_ptr())
+        memory = empty_strided_cuda((programs * scratch,), (1,), torch.uint8)
+        run(programs, *arguments, memory.data_ptr())
 
     return with_scratch
 

@@ -63,14 +63,14 @@ def host_program(
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     pointer_tables: Collection[str] = (),
 ) -> HostProgram:
-    """What runs a plan whose placeholders are `parameters` (names of buffers or symbols, in call order) and returns its outputs.
+    """The host program of a plan whose placeholders are `parameters` (names of buffers or symbols, in call order); it returns the outputs.
 
-    out_targets  of operators that the plan gives memory for their results, the overload that takes it.
+    out_targets  for operators whose results the plan gives memory, the overload that takes it.
     boxed        the call takes one list of its parameters, which it empties, and frees each after its last use.
     programs     numbers of programs of functions that are launched on a GPU, by name.
-    groups       kernels that are called as one function, by its name; `pointer_tables`: those of them that get their addresses in a table.
+    groups       kernels that are called as one function, by its name; `pointer_tables`: the functions that get their addresses in a table.
 
-    Raises `UnsupportedError` where an argument is nothing that can be written down, or a kernel takes too many.
+    Raises `UnsupportedError` if an argument cannot be written as source, or a kernel takes too many.
     """
     return _Builder(plan, parameters, out_targets, boxed, programs, groups, pointer_tables).build()
 

@@ -251,11 +251,11 @@ class Copy:
 class LaunchKernel:
     """Call a kernel, or a function that runs several.
 
-    arguments  addresses and sizes, in the order of its parameters.
-    grid       number of programs, on a GPU.
-    pointer_table  it gets its addresses in a table.
-    faults     what the numbers that it returns mean: of the failed check the operator, and where the program calls it.
-    about      the program's lines.
+    arguments      addresses and sizes, in the order of its parameters.
+    grid           number of programs, on a GPU.
+    pointer_table  whether it gets its addresses in a table.
+    faults         for each number that it may return, which check failed: the operator, and where the program calls it.
+    about          the program's lines.
     """
 
     kernel: str
