@@ -139,12 +139,12 @@ def launcher(
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
-    first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
-    other    loads that for other addresses; where it raises `BuildError`, `first` works on copies, which is counted.
-    numbers  the same in every launch: further arguments of the kernel, after the sizes.
-    scratch  bytes of memory for each program (of a kernel without `numbers`), allocated for each launch.
-    arguments  what the addresses and sizes are.
-    cooperative     whether its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
+    first        for addresses that are all multiples of 16: the function, with its shared memory and its threads.
+    other        loads the same for other addresses; if it raises `BuildError`, `first` works on copies, which is counted.
+    numbers      further arguments of the kernel, after the sizes: the same in every launch.
+    scratch      bytes of memory for each program (of a kernel without `numbers`), allocated for each launch.
+    arguments    what the addresses and sizes are.
+    cooperative  whether its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
     """
     known: list[Launch] = []
     count, behind = pointers + sizes + bool(scratch), _SCRATCH - bool(scratch)  # the address of that memory comes last
@@ -187,8 +187,8 @@ def _launch(
     behind: int,
     cooperative: bool,
 ) -> Launch:
-    """Launches one function with `count` arguments, then `numbers`, then zeros, which are `behind`; where not all of the first `aligned` ones are
-    multiples of 16, `unaligned` does. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
+    """Launches one function with `count` arguments, then `numbers`, then `behind` zeros; if not all of the first `aligned` arguments are multiples
+    of 16, calls `unaligned` instead. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
     registers (error 701).
     """
     function, shared, threads = loaded

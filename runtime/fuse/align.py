@@ -272,7 +272,7 @@ class Alignment:
         return (
             place == e
             and isinstance(row, int)
-            and row <= (gpu.budgets.column if self._is_outer_reduction(member) else gpu.budgets.row)
+            and row <= (gpu.budgets.column if self._lies_along_outer(member) else gpu.budgets.row)
         )
 
     def _underutilizes(self, members: list[Member]) -> bool:
@@ -286,13 +286,13 @@ class Alignment:
             n = product(v.extent for v in m.inner)
             if m.reduces or not isinstance(n, int):
                 continue
-            # Neighbours in memory that are different outer points are one program's.
-            together = max(1, min(self.gpu.costs.split.columns, outer)) if self._is_outer_reduction(m) else 1
+            # Neighbours in memory that are different outer points belong to one program.
+            together = max(1, min(self.gpu.costs.split.columns, outer)) if self._lies_along_outer(m) else 1
             if -(-outer // together) < self.gpu.num_sms and n * together > self.gpu.costs.alone:
                 return True
         return False
 
-    def _is_outer_reduction(self, m: Member) -> bool:
+    def _lies_along_outer(self, m: Member) -> bool:
         """Whether what a member stores lies along the outer loops in memory."""
         layout = self.layouts.get(m.name)
         if layout is None or layout.stride is None:

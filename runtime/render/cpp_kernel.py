@@ -21,7 +21,7 @@ from ..ir.quote import comment_text
 from ..kernels.plan import Kernel
 from ..kernels.statements import kernel_checks
 from ..tile.loops import FlatKernel, FlatPhase, coalesce, flatten
-from ..tile.pieces import MAX_PIECES, split
+from ..tile.pieces import MAX_PIECES, split_kernel
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import are_alike, as_functions, from_start
 from .cpp_shared import FEW, Function
@@ -40,7 +40,7 @@ def render_kernel(
 
     A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
     """
-    flat = split(flatten(kernel, dict(layouts)))
+    flat = split_kernel(flatten(kernel, dict(layouts)))
     checked = bool(kernel_checks(kernel))
     params = parameters(kernel, layouts)
 

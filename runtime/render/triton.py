@@ -299,7 +299,7 @@ class _Renderer:
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
             name = self.cooperative.partial(st.name) if self.cooperative else st.name
-            block = self.reductions.spread(st, value, group)
+            block = self.reductions.masked(st, value, group)
             self.lines.append(f"{name} = {self.reductions.reduced(st, block, f'rindex{group}')}")
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
@@ -387,7 +387,7 @@ class _Renderer:
         combine, lines = TRITON_COMBINE[st.kind], self.v.inner_scope.lines
         scan = self.reductions.scanned(st, value, loops, group)
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
-        last = f"tl.reduce({self.reductions.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
+        last = f"tl.reduce({self.reductions.masked(st, value, group)}, 1, {combine})[:, None].to({total})"
         lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
         return name
 

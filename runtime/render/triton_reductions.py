@@ -20,7 +20,7 @@ class Reductions:
     launch: Launch
     int64_index: bool
 
-    def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
+    def masked(self, st: Reduce | Scan, value: str, group: int) -> str:
         """The value over the whole tile, the identity outside of the loops."""
         dtype = st.value.dtype
         value = self._positional(st, value)
@@ -76,4 +76,4 @@ class Reductions:
     def scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
         """The running reduction within a tile."""
         assert len(loops) <= 1, st.buffer
-        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"
+        return f"tl.associative_scan({self.masked(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"

@@ -110,20 +110,20 @@ def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], outer: bool) -> tuple[
     """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `outer`: whether it is an outer reduction."""
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
-    largest, deep, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
-    if outer and not kernel.grid_loop and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
-        return False, True, deep
+    largest, loops, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
+    if outer and not kernel.grid_loop and loops == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
+        return False, True, loops
     column = kernel.gpu.budgets.column
-    limit = column * (1 if deep < 2 else 4) if outer else _row_budget(kernel)
+    limit = column * (1 if loops < 2 else 4) if outer else _row_budget(kernel)
     persistent = (all_known and largest <= limit) or bool(kernel.grid_loop)
-    if outer and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.grid_loop:
+    if outer and loops > 1 and largest > kernel.gpu.budgets.short_column and not kernel.grid_loop:
         # A loop that reads each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     if persistent:
-        return True, False, deep
-    deep = _passes(kernel)
+        return True, False, loops
+    loops = _passes(kernel)
     fits = all_known and largest <= _long_row_budget(kernel.gpu) and not outer
-    return fits and deep > 1 and _keeps_little(kernel, layouts), False, deep
+    return fits and loops > 1 and _keeps_little(kernel, layouts), False, loops
 
 
 def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:

@@ -18,7 +18,7 @@ from .loops import FlatKernel, FlatPhase, FlatStatement, substitute
 MAX_PIECES = 16  # of a kernel: so many times as long is its text
 
 
-def split(fk: FlatKernel) -> list[FlatKernel]:
+def split_kernel(fk: FlatKernel) -> list[FlatKernel]:
     """Kernels that do the same work one after the other, since points of outer loops are independent. Neighbouring loops of a piece are not coalesced
     yet (`coalesce`).
     """
@@ -172,4 +172,4 @@ def flip(gap: Expr, v: Var, op: str) -> Size | None:
     return k + 1 if op in ("lt", "ge") else k  # k - v < 0 flips at v = k + 1; <= 0 at k
 
 
-__all__ = ["breakpoints", "flip", "fold_kernel", "split"]
+__all__ = ["breakpoints", "flip", "fold_kernel", "split_kernel"]
