@@ -77,9 +77,9 @@ def _in_range(body: tuple[Statement, ...], v: Var, lo: int, hi: int) -> tuple[St
     for st in body:
         moved = changed(st, there, lambda _: None)
         assert isinstance(moved, Store)
-        kept = changed(moved, back, lambda _: None)
-        assert isinstance(kept, Store)
-        found.append(replace(kept, value=chosen(moved.value), mask=None if moved.mask is None else chosen(moved.mask)))
+        same = changed(moved, back, lambda _: None)
+        assert isinstance(same, Store)
+        found.append(replace(same, value=chosen(moved.value), mask=None if moved.mask is None else chosen(moved.mask)))
     return tuple(found)
 
 
