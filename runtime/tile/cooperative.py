@@ -35,11 +35,9 @@ def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: M
     size = split_size(wanted, length, kernel.gpu)
     if 1 << (size - 1).bit_length() > register_budget(kernel, layouts) or not _is_by_rows(kernel, layouts):
         return 1
-    return (
-        -(-length // size)
-        if _reads_only_its_split(kernel, layouts) and _updates_are_safe(kernel, allocation_roots)
-        else 1
-    )
+    if not _reads_only_its_split(kernel, layouts) or not _updates_are_safe(kernel, allocation_roots):
+        return 1
+    return -(-length // size)
 
 
 def reductions(kernel: Kernel) -> int:
@@ -51,17 +49,17 @@ def _row(kernel: Kernel) -> int:
     """Steps of the inner loops of a kernel that can be cooperative: it reduces rows, and goes through them again after that. 0 for others."""
     if kernel.serial or kernel.symbols or kernel.grid_loop or kernel.parts or kernel.tile or kernel_checks(kernel):
         return 0
-    deep = [p for p in kernel.phases if _steps(p.inner) != 1]
-    lengths = {_steps(p.inner) for p in deep}
+    looped = [p for p in kernel.phases if _steps(p.inner) != 1]
+    lengths = {_steps(p.inner) for p in looped}
     if len(lengths) != 1:
         return 0
     (length,) = lengths
-    if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in deep[:-1] for st in p.body):
+    if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in looped[:-1] for st in p.body):
         return 0
     for phase in kernel.phases:
         for st in phase.body:
             plain = type(st) is Store and st.mode == "set" and st.mask is None
-            if not plain and not (type(st) is Reduce and (phase not in deep or _can_publish(st))):
+            if not plain and not (type(st) is Reduce and (phase not in looped or _can_publish(st))):
                 return 0
     return length
 
@@ -101,17 +99,17 @@ def _updates_are_safe(kernel: Kernel, allocation_roots: Mapping[str, str]) -> bo
     over = {allocation_roots[b] for b in kernel.writes} & {allocation_roots[b] for b in kernel.reads}
     if not over:
         return True
-    deep = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
-    if len({loops for loops in deep if loops}) != 1:
+    inner = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
+    if len({loops for loops in inner if loops}) != 1:
         return False
     by_row = {
         allocation_roots[st.buffer]
-        for p, loops in zip(kernel.phases, deep, strict=True)
+        for p, loops in zip(kernel.phases, inner, strict=True)
         if not loops
         for st in p.body
         if isinstance(st, Store)
     }
-    for phase, loops in zip(kernel.phases, deep, strict=True):
+    for phase, loops in zip(kernel.phases, inner, strict=True):
         for st in phase.body:
             read = {
                 allocation_roots[b]
