@@ -85,8 +85,8 @@ format: $(STAMP) ## rewrite the sources in house format
 
 # The tests of rooms that have no folder of tests/unit.
 ROOM_aot := tests/programs/test_aot_api.py tests/programs/test_export.py
-ROOM_execute := tests/unit/test_aligned.py tests/unit/test_launch.py tests/unit/build/test_load.py
-ROOM_observe := tests/unit/test_counters.py tests/unit/test_observe.py tests/programs/test_explain.py tests/programs/test_explain_summary.py
+ROOM_execute := tests/unit/test_aligned.py tests/unit/test_pointer_tables.py tests/unit/test_semaphores.py tests/unit/test_launch.py tests/unit/build/test_load.py
+ROOM_observe := tests/unit/test_observe.py tests/programs/test_explain.py tests/programs/test_explain_summary.py
 ROOM_targets := tests/unit/test_advice.py tests/unit/build/test_product_rules.py tests/unit/build/test_triton_tune.py tests/unit/build/test_width.py
 ROOM_torch_compat := tests/unit/dispatch/test_fake_memo.py tests/unit/graph/test_symbolic_rewrites.py tests/unit/graphs/test_memory.py
 ROOMS := $(sort $(patsubst runtime/%/__init__.py,%,$(wildcard runtime/*/__init__.py)) generator)

@@ -4,7 +4,7 @@
     python benchmarks/foreach.py --only model    the shapes whose name contains "model"
 
 All launches of a step are timed one after the other, by the clock of `max_autotune`; the share is that of the bandwidth of copies, measured in
-the same run, for what a step reads and writes. The rules for `group` and `table` of `specs/tuning` are taken from it.
+the same run, for what a step reads and writes. The rules for `horizontal` and `horizontal_table` of `specs/tuning` are taken from it.
 """
 
 import sys

@@ -57,11 +57,11 @@ PROGRAMS: dict[str, tuple[Program, tuple[Any, ...]]] = {
 @contextmanager
 def apart() -> Iterator[None]:
     """No programs go through a row together."""
-    kept, cuda.team_of = cuda.team_of, lambda *_: 1
+    kept, cuda.splits_of = cuda.splits_of, lambda *_: 1
     try:
         yield
     finally:
-        cuda.team_of = kept
+        cuda.splits_of = kept
 
 
 def main(

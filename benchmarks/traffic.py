@@ -165,18 +165,26 @@ def measured(program: BoundProgram, show: bool) -> dict[str, Any]:
         buffers.update(reads)
         buffers.update(writes)
         repeated += again
-        walked = product(v.extent for v in k.walk)
-        assert isinstance(walked, int)
-        kind = "square" if shape.square else "points" if shape.inner == 1 else "rows" if not shape.across else "columns"
+        iterations = product(v.extent for v in k.grid_loop)
+        assert isinstance(iterations, int)
+        kind = (
+            "square"
+            if shape.transpose
+            else "points"
+            if shape.inner == 1
+            else "rows"
+            if not shape.outer_reduction
+            else "columns"
+        )
         kernels.append(
             {
                 "name": k.name,
-                "kind": f"{kind}, walked" if k.walk else kind if shape.persistent else f"{kind}, looped",
+                "kind": f"{kind}, walked" if k.grid_loop else kind if shape.persistent else f"{kind}, looped",
                 "read": reads.total(),
                 "written": writes.total(),
                 "programs": programs,
                 "blocks": [one.xblock, one.rblock, one.warps],
-                "in_flight_kb": round(in_flight(one, shape, programs, reads.total() / walked), 1),
+                "in_flight_kb": round(in_flight(one, shape, programs, reads.total() / iterations), 1),
             }
         )
     outside = {b.name for b in plan.inputs} | {o.buffer for o in plan.outputs}

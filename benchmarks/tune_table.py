@@ -112,5 +112,6 @@ def sizes_text(name: str, sizes: ContractionSizes | AttentionSizes | RoutineSize
 
 def product_text(block: Block) -> str:
     """A block of products, as a line of a spec."""
-    sizes = f"rows: {block.rows}, columns: {block.columns}, steps: {block.steps}, warps: {block.warps}, stages: {block.stages}"
+    names = "block_m", "block_n", "block_k", "num_warps", "num_stages"
+    sizes = ", ".join(f"{name}: {getattr(block, name)}" for name in names)
     return f"  - {{{sizes}{', descriptors: true' if block.descriptors else ''}}}"

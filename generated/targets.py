@@ -87,7 +87,7 @@ class GpuBudgets:
     """Elements of a row that stay in the registers of a program."""
     column: int
     """Elements of a column, likewise."""
-    folded_row: int
+    accumulated_row: int
     """Elements of a row whose column's sums stay in registers beside it."""
     head: int
     """Elements of a row of queries, keys or values in attention."""
@@ -123,8 +123,8 @@ class Split:
 class Cooperative:
     """When several programs share a row, and wait for each other."""
 
-    piece: int
-    """Steps of each program at least: with fewer it waits for longer than it works."""
+    steps: int
+    """Of each program at least: with fewer it waits for longer than it works."""
     points: int
     """Of all rows together: with no more, likewise."""
 
@@ -275,7 +275,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         frozenset([]),
         GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
         ),
         GpuCosts(
             recompute=64,
@@ -292,7 +292,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
     ),
     # spec: sm_80
@@ -302,7 +302,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         frozenset(["tf32", "bfloat16"]),
         GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
         ),
         GpuCosts(
             recompute=64,
@@ -319,7 +319,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
     ),
     # spec: sm_90
@@ -329,7 +329,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         frozenset(["tf32", "bfloat16"]),
         GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, folded_row=8192, head=256, short_column=64, edge=64
+            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
         ),
         GpuCosts(
             recompute=64,
@@ -346,7 +346,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             prologue=16,
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
-            cooperative=Cooperative(piece=1024, points=131072),
+            cooperative=Cooperative(steps=1024, points=131072),
         ),
         (
             Measured("NVIDIA H200", 4230),

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`, `turns`; at most so many `loads`, `bytes`,
+    """Blocks of some kernels. Conditions (0, False: none), all of which must hold: `strided`, `sums`, `alignment_groups`; at most so many `loads`, `bytes`,
     outer `points`, bytes of a `row`, `buffers`, rows of a product's `block`; at least so many additions a point (`cost`).
     Sizes (0: no limit): XBLOCK `x`, RBLOCK `r`, both together `tile`; x is
     halved to no less than `least` where there would be fewer `programs`; runs of `even` steps or more; elements of a thread (`each`); `warps` at most, and
-    without `each` so many; so many registers for what is `kept` of rows from one loop to the next.
+    without `each` so many; so many registers for what is `resident` of rows from one loop to the next.
     """
 
     warps: int
@@ -25,7 +25,7 @@ class Rule:
     programs: int = 0
     least: int = 1
     even: int = 0
-    kept: int = 0
+    resident: int = 0
     each: int = 0
     strided: bool = False
     loads: int = 0
@@ -34,7 +34,7 @@ class Rule:
     points: int = 0
     row: int = 0
     buffers: int = 0
-    turns: bool = False
+    alignment_groups: bool = False
     block: int = 0
     cost: int = 0
 
@@ -50,17 +50,17 @@ class ContractionSizes:
     edge: int
     """Columns: those of all blocks are a divisor of it."""
     wide_edge: int
-    """The same, where rows take turns."""
-    turned: int
-    """Columns at least, where rows take turns: all blocks but the ends of a row are stored in vectors."""
-    end: int
-    """Additions that what is stored of a sum may cost, where rows take turns."""
-    near: int
-    """Blocks of rows that run side by side, so that the columns which they read are in the cache."""
-    wide_near: int
-    """The same, where rows take turns."""
-    stages: int
-    """Steps whose operands are on their way."""
+    """The same, with alignment groups."""
+    grouped_columns: int
+    """Columns at least, with alignment groups: all blocks but the ends of a row are stored in vectors."""
+    epilogue: int
+    """Additions that the epilogue of a sum may cost, with alignment groups."""
+    group_m: int
+    """Blocks of rows of which those of one column run side by side (a swizzle), so that columns are in the cache."""
+    wide_group_m: int
+    """The same, with alignment groups."""
+    num_stages: int
+    """Stages of the software pipeline: steps whose operands are being loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class AttentionSizes:
 
     rows: int
     """Of a block: those of all blocks are a divisor of it."""
-    stages: int
-    """Blocks of columns that are on their way."""
+    num_stages: int
+    """The same: blocks of columns that are being loaded."""
     looked_at: int
     """Columns at a time, of whose data nothing but the first and the last that has a logit is kept."""
 
@@ -93,13 +93,13 @@ class RoutineSizes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of a product with what is beside it; `descriptors`: operands are loaded in blocks that descriptors tell."""
+    """Of a product with what is beside it; `descriptors`: operands are loaded by tensor descriptors (TMA)."""
 
-    rows: int
-    columns: int
-    steps: int
-    warps: int
-    stages: int
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
     descriptors: bool = False
 
 
@@ -111,11 +111,11 @@ class FusedProduct:
     """
 
     depth: int
-    rows: int
-    columns: int
-    steps: int
-    warps: int
-    stages: int
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
     odd: bool = False
     cost: int = 0
     elements: int = 0
@@ -161,7 +161,7 @@ TUNING: dict[int, Tuning] = {
         "NVIDIA H200 (132 multiprocessors, 139 GiB), CUDA 13.0, torch 2.11.0, Triton 3.6",
         "python benchmarks/tune.py --table",
         {
-            "points": (
+            "pointwise": (
                 Rule(strided=True, x=512, each=2, warps=32),
                 Rule(loads=8, cost=512, x=512, programs=132, least=64, each=2, warps=32),
                 Rule(loads=8, bytes=1, cost=64, x=2048, programs=132, least=64, each=32, warps=32),
@@ -172,34 +172,34 @@ TUNING: dict[int, Tuning] = {
                 Rule(loads=8, bytes=4, x=512, each=8, warps=32),
                 Rule(x=512, each=4, warps=32),
             ),
-            "square": (Rule(x=64, each=16, warps=32),),
-            "columns": (
+            "transpose": (Rule(x=64, each=16, warps=32),),
+            "outer_reduction": (
                 Rule(sums=True, points=4096, x=64, tile=16384, programs=132, least=8, each=16, warps=16),
                 Rule(sums=True, x=64, tile=16384, each=64, warps=16),
                 Rule(x=64, tile=16384, each=16, warps=16),
             ),
-            "columns_in_loops": (
+            "looped_outer_reduction": (
                 Rule(bytes=1, x=128, tile=1024, programs=256, least=32, each=8, warps=32),
                 Rule(bytes=2, x=64, tile=1024, programs=256, least=16, each=8, warps=32),
                 Rule(bytes=4, x=32, tile=1024, programs=256, least=8, each=8, warps=32),
                 Rule(x=32, tile=1024, programs=256, least=4, each=8, warps=32),
             ),
-            "rows": (
+            "persistent_reduction": (
                 Rule(cost=512, tile=1024, each=2, warps=32),
                 Rule(tile=1024, each=16, warps=32),
             ),
-            "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=16),),
-            "rows_in_loops": (
+            "looped_reduction": (Rule(x=1, r=2048, each=4, warps=16),),
+            "multi_pass_reduction": (
                 Rule(bytes=2, row=225280, x=1, r=8192, even=2048, each=4, warps=32),
                 Rule(bytes=2, row=262144, buffers=1, x=1, r=8192, even=2048, each=4, warps=32),
-                Rule(row=180224, buffers=1, x=1, r=4096, even=2048, each=4, kept=32768, warps=32),
-                Rule(row=225280, buffers=1, x=1, r=4096, even=2048, each=4, kept=8192, warps=16),
-                Rule(row=262144, buffers=1, x=1, r=4096, even=2048, each=4, kept=32768, warps=32),
-                Rule(row=262144, x=1, r=2048, even=2048, each=4, kept=32768, warps=16),
+                Rule(row=180224, buffers=1, x=1, r=4096, even=2048, each=4, resident=32768, warps=32),
+                Rule(row=225280, buffers=1, x=1, r=4096, even=2048, each=4, resident=8192, warps=16),
+                Rule(row=262144, buffers=1, x=1, r=4096, even=2048, each=4, resident=32768, warps=32),
+                Rule(row=262144, x=1, r=2048, even=2048, each=4, resident=32768, warps=16),
                 Rule(x=1, r=4096, even=2048, each=4, warps=32),
             ),
             "product": (
-                Rule(turns=True, x=256, r=64, warps=8),
+                Rule(alignment_groups=True, x=256, r=64, warps=8),
                 Rule(block=16, x=32, r=256, warps=4),
                 Rule(block=32, x=64, r=128, warps=4),
                 Rule(block=64, x=128, r=128, warps=4),
@@ -210,32 +210,48 @@ TUNING: dict[int, Tuning] = {
                 Rule(block=128, x=128, r=64, programs=132, least=16, warps=8),
                 Rule(x=64, r=32, programs=132, least=16, warps=8),
             ),
-            "group": (Rule(x=1024, r=64, programs=2048, warps=1),),
-            "table": (Rule(x=1024, r=4, programs=2640, warps=4),),
+            "horizontal": (Rule(x=1024, r=64, programs=2048, warps=1),),
+            "horizontal_table": (Rule(x=1024, r=4, programs=2640, warps=4),),
         },
         ContractionSizes(
-            few_rows=16, rows=128, edge=128, wide_edge=256, turned=1024, end=6, near=8, wide_near=16, stages=4
+            few_rows=16,
+            rows=128,
+            edge=128,
+            wide_edge=256,
+            grouped_columns=1024,
+            epilogue=6,
+            group_m=8,
+            wide_group_m=16,
+            num_stages=4,
         ),
-        AttentionSizes(rows=128, stages=3, looked_at=1024),
+        AttentionSizes(rows=128, num_stages=3, looked_at=1024),
         RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, wide=2048),
         (
-            Block(rows=128, columns=256, steps=64, warps=8, stages=3),
-            Block(rows=128, columns=128, steps=64, warps=8, stages=4),
-            Block(rows=128, columns=64, steps=64, warps=4, stages=4),
-            Block(rows=64, columns=128, steps=64, warps=4, stages=4),
-            Block(rows=64, columns=64, steps=64, warps=4, stages=5),
-            Block(rows=64, columns=32, steps=128, warps=4, stages=4),
-            Block(rows=128, columns=256, steps=64, warps=8, stages=3, descriptors=True),
-            Block(rows=128, columns=128, steps=64, warps=8, stages=4, descriptors=True),
-            Block(rows=256, columns=128, steps=64, warps=8, stages=3, descriptors=True),
+            Block(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=3),
+            Block(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4),
+            Block(block_m=128, block_n=64, block_k=64, num_warps=4, num_stages=4),
+            Block(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=4),
+            Block(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=5),
+            Block(block_m=64, block_n=32, block_k=128, num_warps=4, num_stages=4),
+            Block(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=3, descriptors=True),
+            Block(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4, descriptors=True),
+            Block(block_m=256, block_n=128, block_k=64, num_warps=8, num_stages=3, descriptors=True),
         ),
         7,
         (
-            FusedProduct(depth=512, elements=262144, rows=64, columns=32, steps=128, warps=4, stages=4),
-            FusedProduct(odd=True, depth=1024, least=8388608, rows=128, columns=128, steps=64, warps=8, stages=4),
-            FusedProduct(cost=9, depth=128, least=4194304, rows=64, columns=128, steps=64, warps=4, stages=4),
-            FusedProduct(cost=4, depth=512, least=4194304, rows=128, columns=256, steps=64, warps=8, stages=3),
-            FusedProduct(cost=4, depth=1024, least=8388608, rows=128, columns=256, steps=64, warps=8, stages=3),
+            FusedProduct(depth=512, elements=262144, block_m=64, block_n=32, block_k=128, num_warps=4, num_stages=4),
+            FusedProduct(
+                odd=True, depth=1024, least=8388608, block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4
+            ),
+            FusedProduct(
+                cost=9, depth=128, least=4194304, block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=4
+            ),
+            FusedProduct(
+                cost=4, depth=512, least=4194304, block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=3
+            ),
+            FusedProduct(
+                cost=4, depth=1024, least=8388608, block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=3
+            ),
         ),
         Last(rows=256, elements=4096),
     ),

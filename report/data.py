@@ -11,7 +11,7 @@ from ..errors import first_line
 from ..runtime.ir.nodes import Buffer
 from ..runtime.ir.text import dump
 from ..runtime.kernels.plan import ExternStep, KernelStep, Plan, Step
-from ..runtime.kernels.steps import arena_offset, home, step_reads, step_writes
+from ..runtime.kernels.steps import allocation_root, arena_offset, step_reads, step_writes
 from ..runtime.kernels.text import plan_text
 from ..runtime.kernels.work import Sizes, Work, nbytes, step_name, total, work_of
 from .apart import Apart
@@ -270,7 +270,7 @@ class _Graph:
                     before = read.get(n, 0)
                     read[n] = None if size is None or before is None else max(size, before)
             for n, size in work.writes.items():
-                if n in inputs or home(self.plan, n) in inputs:
+                if n in inputs or allocation_root(self.plan, n) in inputs:
                     written[n] = size
         for o in self.plan.outputs:
             if o.buffer is not None and o.buffer not in inputs:
@@ -289,15 +289,17 @@ class _Graph:
     def _memory(self) -> dict[str, Any]:
         """Every value that has memory beside inputs: from the step that makes it to the last that reads it."""
         end = len(self.plan.steps)
-        returned = {home(self.plan, o.buffer) for o in self.plan.outputs if o.buffer in self.plan.places}
+        returned = {
+            allocation_root(self.plan, o.buffer) for o in self.plan.outputs if o.buffer in self.plan.allocations
+        }
         blocks: dict[str, dict[str, Any]] = {}
         for k, step in enumerate(self.plan.steps):
             for name in (*step_writes(step), *step_reads(step)):
-                if name not in self.plan.places:
+                if name not in self.plan.allocations:
                     continue
-                at = home(self.plan, name)
-                kind = self.plan.places[at].kind
-                if kind in ("input", "kernel"):
+                at = allocation_root(self.plan, name)
+                kind = self.plan.allocations[at].kind
+                if kind in ("input", "elided"):
                     continue
                 if at not in blocks:
                     offset = arena_offset(self.plan, at) if kind == "arena" else None

@@ -14,7 +14,7 @@ import torch
 from ..runtime.dispatch.operators.effects import TORCHS, has_effect
 from ..runtime.ir.nodes import Extern
 from ..runtime.kernels.plan import CopyStep, ExternStep, Plan
-from ..runtime.kernels.steps import home
+from ..runtime.kernels.steps import allocation_root
 from ..runtime.torch_compat import no_modes
 from .collect import Call, copied
 
@@ -101,7 +101,9 @@ def _written(plan: Plan) -> set[str]:
     """Inputs that the graph writes to."""
     found = {s.target for s in plan.steps if isinstance(s, CopyStep)}
     return found | {
-        h for n, p in plan.places.items() if p.kind == "alias" and plan.places[h := home(plan, n)].kind == "input"
+        h
+        for n, p in plan.allocations.items()
+        if p.kind == "alias" and plan.allocations[h := allocation_root(plan, n)].kind == "input"
     }
 
 

@@ -18,7 +18,7 @@ from .host.verify import verify as verify_host
 from .ir.nodes import Program
 from .ir.verify import verify
 from .kernels.plan import ExternStep, Kernel, Plan
-from .kernels.steps import home
+from .kernels.steps import allocation_root
 from .kernels.text import fusion_text, plan_text, work_text
 from .lower.one_hot import one_hot_sums
 from .lower.outputs import separate_outputs
@@ -64,7 +64,7 @@ def make(
             boxed=boxed,
             programs=rendered.programs,
             groups=rendered.groups,
-            tables=rendered.tables,
+            pointer_tables=rendered.pointer_tables,
         )
         wrapper = python_source(host, target.support)
     if cfg.debug_verify:
@@ -116,4 +116,6 @@ def _triton(kernel: Kernel, plan: Plan) -> str:
     spilled = in_registers(kernel, plan.layouts).spilled
     if why := refusal(kernel, plan.layouts) or next((f"{tile}: {spilled[tile]}" for tile in spilled), ""):
         return f"# a GPU does not run {kernel.name} so: {why}\n"
-    return render_kernel(kernel, plan.layouts, homes={b: home(plan, b) for b in (*kernel.reads, *kernel.writes)})
+    return render_kernel(
+        kernel, plan.layouts, allocation_roots={b: allocation_root(plan, b) for b in (*kernel.reads, *kernel.writes)}
+    )

@@ -1215,63 +1215,68 @@ def online_exp_total(top, total, whole):
     return tl.sum(total * exp(top - whole), 1)[:, None]
 
 
-# Programs that share a row: each tells what its piece gave, in an element of its own; they meet; and each reads what all of its team have told. A scalar
-# is made the pointer to these elements: of a block Triton would believe that they are as near to each other as the wider ones were.
+# Cooperative reductions: each program publishes the partial result of its split, in an element of its own; they wait for each other at a barrier; and
+# each loads the partial results of its row. A scalar is made the pointer to these elements: of a block Triton would believe that they are as near to
+# each other as the wider ones were.
 @triton.jit
-def team_tells(space, number: tl.constexpr, value):
-    elements = (space + number * tl.num_programs(0)).to(tl.pointer_type(value.dtype))
+def publish_partial(workspace, number: tl.constexpr, value):
+    elements = (workspace + number * tl.num_programs(0)).to(tl.pointer_type(value.dtype))
     tl.store(elements + (tl.program_id(0) + tl.zeros([1, 1], tl.int32)), value)
 
 
 # One thread of a program counts it, and waits for the rest: what waits in Triton's own terms keeps all threads at one atomic operation after another.
-MEETS = tl.constexpr(
+WAIT = tl.constexpr(
     """{
     .reg .pred more;
     .reg .b32 found;
     mov.u32 found, %tid.x;
     setp.ne.u32 more, found, 0;
-    @more bra met;
+    @more bra done;
     red.release.gpu.global.add.u32 [$1], 1;
 again:
     ld.acquire.gpu.global.u32 found, [$1];
     setp.lt.u32 more, found, $2;
     @more bra again;
-met:
+done:
     mov.u32 $0, 0;
 }"""
 )
 
 
 @triton.jit
-def team_meets(counter, meeting: tl.constexpr):
-    """All threads have stored before one of them says so, to the whole device, and none goes on before that one has heard of all programs."""
-    all = meeting * tl.num_programs(0)
+def barrier_wait(semaphore, barrier: tl.constexpr):
+    """Barrier number `barrier` of a launch, from 1. All threads have stored before one of them says so, to the whole device, and none goes on before
+    that one has heard of all programs.
+    """
+    all = barrier * tl.num_programs(0)
     tl.debug_barrier()
     if INTERPRETED:
-        tl.atomic_add(counter, 1, sem="release", scope="gpu")
-        while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < all:
+        tl.atomic_add(semaphore, 1, sem="release", scope="gpu")
+        while tl.atomic_add(semaphore, 0, sem="acquire", scope="gpu") < all:
             pass
     else:
-        tl.inline_asm_elementwise(MEETS, "=r,l,r", [counter.to(tl.int64), all], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(WAIT, "=r,l,r", [semaphore.to(tl.int64), all], dtype=tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
 
 
 @triton.jit
-def team_told(
-    space, number: tl.constexpr, team: tl.constexpr, size: tl.constexpr, other: tl.constexpr, dtype: tl.constexpr
+def load_partials(
+    workspace, number: tl.constexpr, splits: tl.constexpr, size: tl.constexpr, other: tl.constexpr, dtype: tl.constexpr
 ):
-    """[size]: of the team of this program, and `other` behind. One dimension, so that the tile's layout among threads is not this block's."""
+    """[size]: of all splits of this program's row, and `other` behind. One dimension, so that the tile's layout among threads is not this block's."""
     at = tl.arange(0, size)
-    elements = (space + number * tl.num_programs(0)).to(tl.pointer_type(dtype))
-    return tl.load(elements + (tl.program_id(0) // team * team + at), at < team, other=other, cache_modifier=".cg")
+    elements = (workspace + number * tl.num_programs(0)).to(tl.pointer_type(dtype))
+    return tl.load(
+        elements + (tl.program_id(0) // splits * splits + at), at < splits, other=other, cache_modifier=".cg"
+    )
 
 
 @triton.jit
-def team_leaves(counter, meetings: tl.constexpr):
-    """Whoever leaves last sets the counter back: nobody looks at it any more."""
+def barrier_reset(semaphore, barriers: tl.constexpr):
+    """The last program that comes here resets the semaphore: no other looks at it any more."""
     programs = tl.num_programs(0)
-    if tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") == (meetings + 1) * programs - 1:
-        tl.store(counter, 0)
+    if tl.atomic_add(semaphore, 1, sem="relaxed", scope="gpu") == (barriers + 1) * programs - 1:
+        tl.store(semaphore, 0)
 
 
 @triton.jit

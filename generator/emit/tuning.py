@@ -14,13 +14,17 @@ from ..render import header, literal, render
 
 PATH = "generated/tuning.py"
 #: What says which kernels a rule is for; all other keys are sizes.
-AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "turns", "block")
+AT_MOST = ("strided", "loads", "bytes", "sums", "points", "row", "buffers", "alignment_groups", "block")
 AT_LEAST = ("cost",)
 CONDITIONS = (*AT_MOST, *AT_LEAST)
-_COUNTS = ("programs", "kept")  # sizes that need not be powers of two
-_OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "stages")  # the same, of products
+_COUNTS = ("programs", "resident")  # sizes that need not be powers of two
+_OF_PRODUCTS = ("odd", "cost", "depth", "elements", "least", "num_stages")  # the same, of products
 #: Parts of a table that are sizes of one kind of kernel, and which of these need not be powers of two.
-_SIZES = {"contraction": ("end", "near", "wide_near", "stages"), "attention": ("stages",), "routine": ("programs",)}
+_SIZES = {
+    "contraction": ("epilogue", "group_m", "wide_group_m", "num_stages"),
+    "attention": ("num_stages",),
+    "routine": ("programs",),
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> tuple[Table, ...]:
         for part, others in _SIZES.items():
             _check_powers(entry, (part,), entry[part], others, diags)
         for k, tile in enumerate(entry["tiles"]):
-            _check_powers(entry, ("tiles", k), tile, ("stages", "descriptors"), diags)
+            _check_powers(entry, ("tiles", k), tile, ("num_stages", "descriptors"), diags)
         if entry["margin"] >= 100:
             diags.error(
                 entry.pos("margin"), f"'margin' is in percent, and must be less than 100, found {entry['margin']}"
@@ -108,7 +112,7 @@ def _check_fused(entry: Entry, k: int, diags: Diagnostics) -> None:
     _check_powers(entry, ("fused", k), rule, _OF_PRODUCTS, diags)
     for before, other in enumerate(entry["fused"][:k]):
         most = all(key in rule and rule[key] <= other[key] for key in ("cost", "depth", "elements") if key in other)
-        least = all(rule.get(key, 0) >= other.get(key, 0) for key in ("least", "rows", "columns"))
+        least = all(rule.get(key, 0) >= other.get(key, 0) for key in ("least", "block_m", "block_n"))
         if most and least and rule.get("odd") == other.get("odd"):
             also = [(entry.pos("fused", before), "this one holds wherever it would")]
             diags.error(entry.pos("fused", k), "this rule for products is never reached", also=also)

@@ -60,7 +60,7 @@ class Tangent:
         return cls(like, tuple(like.stride()) if Layout.of(like).plain else None)
 
     def zeros(self, shape: Sequence[int] | None = None) -> torch.Tensor:
-        """What stands in its place where it is missing; of `shape` where sizes are symbolic."""
+        """What stands in for an undefined tangent; of `shape` where sizes are symbolic."""
         made = torch.zeros((), dtype=self.like.dtype, device=self.like.device)
         return made.expand(self.like.shape if shape is None else shape)
 
@@ -117,17 +117,17 @@ class CompiledBackward:
         """All tangents, as bits."""
         return (1 << len(self.tangents)) - 1
 
-    def unreached(self, missing: int) -> set[int]:
-        """Positions of gradients to which there is no way from the tangents that are given; those at the bits of `missing` are not."""
-        given = self.every_tangent & ~missing
+    def unreached(self, undefined: int) -> set[int]:
+        """Positions of gradients to which there is no way from the tangents that are defined; those at the bits of `undefined` are not."""
+        given = self.every_tangent & ~undefined
         return {k for k, way in enumerate(self.gradients.reached) if not way & given}
 
-    def variant(self, missing: int) -> fx.GraphModule:
-        """The graph for calls in which the tangents at the bits of `missing` are not given. Its placeholders are the same."""
-        if not missing:
+    def variant(self, undefined: int) -> fx.GraphModule:
+        """The graph for calls in which the tangents at the bits of `undefined` are undefined. Its placeholders are the same."""
+        if not undefined:
             return self.graph
-        absent = {k for k in range(len(self.tangents)) if missing >> k & 1}
-        return without_tangents(self.graph, absent, self.unreached(missing))
+        absent = {k for k in range(len(self.tangents)) if undefined >> k & 1}
+        return without_tangents(self.graph, absent, self.unreached(undefined))
 
 
 def described(tensors: Sequence[torch.Tensor]) -> list[Described]:

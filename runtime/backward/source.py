@@ -116,17 +116,17 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     lines += ["if tangents_may_be():", f"    return backward_of_duals(Compiled.backward, ctx, {own})"]
     taken = range(spec.arguments + spec.gradients.wrappers)
     if spec.partial:
-        lines.append("missing = 0")
+        lines.append("undefined = 0")
         for n, k in enumerate(spec.gradients.tangents):
             shape = f"ctx.shapes[{n}]" if spec.symbolic else ""
-            lines += [f"if g{k} is None:", f"    missing |= {1 << n}", f"    g{k} = tangents[{n}].zeros({shape})"]
+            lines += [f"if g{k} is None:", f"    undefined |= {1 << n}", f"    g{k} = tangents[{n}].zeros({shape})"]
         nothing = _tuple(["None"] * len(taken))
-        lines += [f"if missing == {spec.every_tangent}:", f"    return {_redirected(nothing, spec)}"]
+        lines += [f"if undefined == {spec.every_tangent}:", f"    return {_redirected(nothing, spec)}"]
     lines += _checks(spec)
     # All that may raise does before what is saved is given up: the backward can then be asked for again.
     lines += _dense_tangents(spec, values)
-    missing = "missing" if spec.partial else ""
-    lines.append(f"backward_graph = by_eager_kernels({missing or 0}) if sparse else program({missing})")
+    undefined = "undefined" if spec.partial else ""
+    lines.append(f"backward_graph = by_eager_kernels({undefined or 0}) if sparse else program({undefined})")
     if spec.into and not spec.scaled:
         lines += ["if not sparse:", "    over_program()"]
     lines += [*_arguments(spec), *_strided_tangents(spec)]
@@ -191,7 +191,7 @@ def _key(spec: CompiledBackward) -> list[str]:
 
 def _checks(spec: CompiledBackward) -> list[str]:
     """What is asked of tensors that are watched."""
-    given = ", ~missing" if spec.partial else ""
+    given = ", ~undefined" if spec.partial else ""
     lines = [f"refuse_written(ctx.watched{given})"] if any(not w.is_held for w in spec.watched) else []
     if needed := [str(w.needed_for) for w in spec.watched if w.is_held]:
         lines.append(f"refuse_moved(ctx.lasting, {_tuple(needed)}{given})")
@@ -206,7 +206,7 @@ def _arguments(spec: CompiledBackward) -> list[str]:
     sizes = ["*ctx.sizes"] if count < len(spec.saved) else []
     tensors = ["*ctx.saved_tensors"] if count else []
     if _some_need_less(spec):
-        tensors = ["*(as_kept(ctx, ~missing) if ctx.hooked is None else ctx.saved_tensors)"]
+        tensors = ["*(as_kept(ctx, ~undefined) if ctx.hooked is None else ctx.saved_tensors)"]
     first = 0 if spec.saved and spec.saved[0].is_tensor else len(spec.saved) - count
     lines = []
     if spec.gradients.once and not count:

@@ -23,7 +23,7 @@ Compile = Callable[[fx.GraphModule, Mapping[int, int]], Boxed]
 
 
 class Variants:
-    """The programs of a backward, by the tangents that are missing. Threads may call it at once.
+    """The programs of a backward, by the tangents that are undefined. Threads may call it at once.
 
     Where compiling raises, so does the backward of the user's program, before anything saved for it is given up; not so yet where `over_saved`
     scales gradients: whether it is needed at all is known only afterwards.
@@ -43,10 +43,10 @@ class Variants:
             self._over_saved = compile(self._backward.graph, self._backward.into)
         self._compiled[0] = compile(self._backward.graph, MappingProxyType({}))
 
-    def program(self, missing: int = 0) -> Boxed:
-        """The one for calls in which the tangents at the bits of `missing` are not given."""
-        found = self._compiled.get(missing)
-        return self._made(self._compiled, missing, self._compile_variant) if found is None else found
+    def program(self, undefined: int = 0) -> Boxed:
+        """The one for calls in which the tangents at the bits of `undefined` are undefined."""
+        found = self._compiled.get(undefined)
+        return self._made(self._compiled, undefined, self._compile_variant) if found is None else found
 
     def over_saved(self) -> Boxed:
         """The whole backward, which writes gradients over saved tensors (`CompiledBackward.into`) and returns None for them."""
@@ -56,31 +56,31 @@ class Variants:
                     self._over_saved = self._compile(self._backward.graph, self._backward.into)
         return self._over_saved
 
-    def by_eager_kernels(self, missing: int) -> Boxed:
+    def by_eager_kernels(self, undefined: int) -> Boxed:
         """As `program`, for calls in which tangents arrive that are no strided tensors (of a table that is looked up with `sparse=True`), so that
         gradients of inputs are sparse where eager's are. Raises `UnsupportedError` where it is `strict`.
         """
-        return self._made(self._by_eager_kernels, missing, self._interpret_variant)
+        return self._made(self._by_eager_kernels, undefined, self._interpret_variant)
 
-    def _made(self, programs: dict[int, Boxed], missing: int, make: Callable[[int], Boxed]) -> Boxed:
+    def _made(self, programs: dict[int, Boxed], undefined: int, make: Callable[[int], Boxed]) -> Boxed:
         with self._lock, no_modes():
-            if missing not in programs:
-                programs[missing] = make(missing)
-            return programs[missing]
+            if undefined not in programs:
+                programs[undefined] = make(undefined)
+            return programs[undefined]
 
-    def _compile_variant(self, missing: int) -> Boxed:
-        if not (missing and self._backward.symbolic):
-            return self._compile(self._backward.variant(missing), MappingProxyType({}))
-        # Compiling another graph may add guards, which are settled by now: zeros stand in the place of what is missing.
-        unreached, whole = self._backward.unreached(missing), self.program()
+    def _compile_variant(self, undefined: int) -> Boxed:
+        if not (undefined and self._backward.symbolic):
+            return self._compile(self._backward.variant(undefined), MappingProxyType({}))
+        # Compiling another graph may add guards, which are settled by now: zeros stand in for undefined tangents.
+        unreached, whole = self._backward.unreached(undefined), self.program()
         return lambda arguments: [None if k in unreached else g for k, g in enumerate(whole(arguments))]
 
-    def _interpret_variant(self, missing: int) -> Boxed:
+    def _interpret_variant(self, undefined: int) -> Boxed:
         reason = "a gradient arrives that is no strided tensor (sparse): its backward runs by eager kernels"
         if self._strict:
             raise UnsupportedError(reason)
         counters.count_fallback(f"UnsupportedError: {reason}")
-        return _SparseGradients(self._backward.variant(missing)).boxed_run
+        return _SparseGradients(self._backward.variant(undefined)).boxed_run
 
 
 class _SparseGradients(fx.Interpreter):

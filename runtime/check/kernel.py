@@ -13,10 +13,10 @@ from ..ir.nodes import (
     Size,
     contiguous_strides,
 )
-from ..kernels.plan import Fold, Kernel, Reduce, Scan, Statement, Store
+from ..kernels.plan import Accumulate, Kernel, Reduce, Scan, Statement, Store
 from .access import Access, roots, same_index, show, stride_of, vars_of
+from .accumulations import check_accumulations
 from .coverage import covered
-from .folds import check_folds
 from .meaning import Meaning
 from .memory import Memory
 from .values import Values
@@ -41,7 +41,7 @@ class KernelCheck:
         self.meaning = Meaning(kernel, values, memory, buffers, fail)
 
     def run(self) -> None:
-        check_folds(self.kernel, self.buffers, self.fail)
+        check_accumulations(self.kernel, self.buffers, self.fail)
         self._collect()
         self._locals()
         self._in_bounds()
@@ -59,7 +59,7 @@ class KernelCheck:
                 yield p, k, st
 
     def _stored(self, st: Store | Scan, p: int, k: int) -> Access:
-        outer = self.kernel.outer[: -len(self.kernel.walk)] if isinstance(st, Fold) else self.kernel.outer
+        outer = self.kernel.outer[: -len(self.kernel.grid_loop)] if isinstance(st, Accumulate) else self.kernel.outer
         loops = (*outer, *self.kernel.phases[p].inner)
         return Access(st.buffer, st.index, p, k, isinstance(st, Store) and st.mask is not None, loops)
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from ..ir.facts import flat, is_injective
 from ..ir.index import Expr, Val, Var, expr, of
 from ..ir.nodes import Buffer, LoadAt, Node, const, contiguous_strides, identity_mapping, indirect, load, rebuild
-from ..kernels.plan import Fold, Kernel, Reduce, Scan, Statement, Store
+from ..kernels.plan import Accumulate, Kernel, Reduce, Scan, Statement, Store
 from .access import keep, mapped, short, show, vars_of
 from .loops import invert, loop_matches
 from .memory import Memory
@@ -51,8 +51,8 @@ class Meaning:
         if isinstance(st, Scan) and len(inner) > 1:
             self.fail(f"buffer {st.buffer!r}: the scan runs on from row to row, over {len(inner)} loops")
         value = self._renamed(st.value)
-        if isinstance(st, Fold):
-            value = self._folded(st, value, inner)
+        if isinstance(st, Accumulate):
+            value = self._accumulated(st, value, inner)
         index = tuple(e.subst({}, lambda v: indirect(self._renamed(v.node), v.lo, v.hi)) for e in st.index)
         if st.buffer in self.buffers:
             self._store(st, index, value, inner, phase)
@@ -80,12 +80,12 @@ class Meaning:
             body = rebuild(value, keep, loops_at)
             self._define(st.buffer, Definition("plain", order, coords, body, dtype=value.dtype))
 
-    def _folded(self, st: Fold, value: Node, inner: tuple[Var, ...]) -> Node:
-        """What is stored: a reduction over the walk, at a point of the other loops."""
-        coords = (*self.outer[: -len(self.kernel.walk)], *(of(v) for v in inner))
-        name = f"{self.kernel.name} {st.buffer}, folded"
+    def _accumulated(self, st: Accumulate, value: Node, inner: tuple[Var, ...]) -> Node:
+        """What is stored: a reduction over the grid loop, at a point of the other loops."""
+        coords = (*self.outer[: -len(self.kernel.grid_loop)], *(of(v) for v in inner))
+        name = f"{self.kernel.name} {st.buffer}, accumulated"
         order = self.values.next_order()
-        self._define(name, Definition("reduce", order, coords, value, st.kind, self.kernel.walk, value.dtype))
+        self._define(name, Definition("reduce", order, coords, value, st.kind, self.kernel.grid_loop, value.dtype))
         return load(name, coords, value.dtype)
 
     def _renamed(self, n: Node) -> Node:

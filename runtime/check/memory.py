@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..ir.facts import flat, is_injective
 from ..ir.index import Expr, Var, expr, of
 from ..ir.nodes import ITEMSIZE, Buffer, Size, contiguous_strides
-from ..kernels.plan import Place, Plan
+from ..kernels.plan import Allocation, Plan
 
 UNKNOWN_END = 1 << 62  # the end of a storage whose size is known at run time only
 
@@ -95,12 +95,12 @@ class Memory:
         return region
 
     def _base(self, name: str, chain: tuple[str, ...]) -> tuple[str, int]:
-        place = self.plan.places.get(name)
+        place = self.plan.allocations.get(name)
         if place is None:
             if any(b.name == name for b in self.plan.inputs):
-                place = Place("input")
+                place = Allocation("input")
             else:
-                self.fail(f"buffer {name!r} has no place")
+                self.fail(f"buffer {name!r} has no allocation")
         assert place is not None
         if name in chain:
             self.fail(f"buffer {name!r} is an alias of itself")
@@ -109,7 +109,7 @@ class Memory:
         if place.kind == "alias":
             storage, start = self._base(place.of, (*chain, name))
             return storage, start + place.offset
-        if place.kind == "kernel" and name not in self.passed:
+        if place.kind == "elided" and name not in self.passed:
             self.fail(f"buffer {name!r} is never stored, but a step reads or writes it")
         return f"{place.kind} {name}", 0
 

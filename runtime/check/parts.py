@@ -10,7 +10,7 @@ from ..kernels.plan import ExternStep, Kernel, KernelStep
 
 def check_parts(kernel: Kernel, fail: Callable[[str], NoReturn]) -> set[str]:
     """The buffers that the parts write. What they read from elsewhere must be the kernel's arguments, and what they make last its results."""
-    if kernel.phases or kernel.outer or kernel.scratch or kernel.walk or kernel.serial:
+    if kernel.phases or kernel.outer or kernel.scratch or kernel.grid_loop or kernel.serial:
         fail("it runs other steps, and has loops of its own")
     made: set[str] = set()
     for part in kernel.parts:

@@ -102,7 +102,7 @@ class _Checker:
         step, made = self.where, check_parts(kernel, self.fail)
         passed = made - set(kernel.writes)
         for name in sorted(passed):
-            if (place := self.plan.places.get(name)) is None or place.kind != "kernel":
+            if (place := self.plan.allocations.get(name)) is None or place.kind != "elided":
                 self.fail(f"buffer {name!r} is passed on by parts of a kernel, but has a place in memory")
         for r in kernel.reads:
             for w in kernel.writes:
@@ -325,7 +325,7 @@ class _Checker:
         """Some buffer in the input's very bytes must hold the value."""
         at = coordinates(self.buffers[target].shape)
         place = self.memory.position(target, at)
-        for name, p in self.plan.places.items():
+        for name, p in self.plan.allocations.items():
             if p.kind != "alias" or name not in self.plan.layouts or self.memory.state(name).status != "complete":
                 continue
             b = self.memory.layout(name)

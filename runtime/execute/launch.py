@@ -135,16 +135,16 @@ def launcher(
     numbers: Sequence[int] = (),
     scratch: int = 0,
     arguments: Arguments = NO_ARGUMENTS,
-    team: bool = False,
+    cooperative: bool = False,
 ) -> Callable[..., None]:
     """A function that launches a kernel on the current stream: it takes the number of programs, addresses and sizes.
 
-    first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
-    other    loads that for other addresses; where it raises `BuildError`, `first` works on copies, which is counted.
-    numbers  the same in every launch: further arguments of the kernel, after the sizes.
-    scratch  bytes of memory of each program (of a kernel without `numbers`), which every launch has for itself.
-    arguments  what the addresses and sizes are.
-    team     its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
+    first        for addresses that are all multiples of 16: the function, with its shared memory and its threads.
+    other        loads the same for other addresses; if it raises `BuildError`, `first` works on copies, which is counted.
+    numbers      further arguments of the kernel, after the sizes: the same in every launch.
+    scratch      bytes of memory for each program (of a kernel without `numbers`), allocated for each launch.
+    arguments    what the addresses and sizes are.
+    cooperative  whether its programs wait for each other: all of them run at once, or the launch raises RuntimeError.
     """
     known: list[Launch] = []
     count, behind = pointers + sizes + bool(scratch), _SCRATCH - bool(scratch)  # the address of that memory comes last
@@ -153,20 +153,20 @@ def launcher(
     def unaligned(*given: int) -> None:
         if not known:
             try:
-                known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind, team))
+                known.append(_launch(other(), name, count, 0, device, unaligned, numbers, behind, cooperative))
             except BuildError as error:
                 count_copied(name, error)
                 known.append(with_copies(run, arguments, torch.device("cuda", device)))
         known[0](*given)
 
-    run = _launch(first, name, count, pointers, device, unaligned, numbers, behind, team)
+    run = _launch(first, name, count, pointers, device, unaligned, numbers, behind, cooperative)
     if not scratch:
         return run
 
     def with_scratch(programs: int, *arguments: int) -> None:
         # Work of one stream runs in order: what is freed here is not used again before the kernel is done.
-        space = empty_strided_cuda((programs * scratch,), (1,), torch.uint8)
-        run(programs, *arguments, space.data_ptr())
+        memory = empty_strided_cuda((programs * scratch,), (1,), torch.uint8)
+        run(programs, *arguments, memory.data_ptr())
 
     return with_scratch
 
@@ -185,10 +185,10 @@ def _launch(
     unaligned: Launch,
     numbers: Sequence[int],
     behind: int,
-    team: bool,
+    cooperative: bool,
 ) -> Launch:
-    """Launches one function with `count` arguments, then `numbers`, then zeros, which are `behind`; where not all of the first `aligned` ones are
-    multiples of 16, `unaligned` does. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
+    """Launches one function with `count` arguments, then `numbers`, then `behind` zeros; if not all of the first `aligned` arguments are multiples
+    of 16, calls `unaligned` instead. The driver refuses a launch with more bytes of arguments than the function takes, as if it had too few
     registers (error 701).
     """
     function, shared, threads = loaded
@@ -202,10 +202,10 @@ def _launch(
             raise RuntimeError(f"{_said(code)} while launching {name}")
 
     # The configuration's end: the stream, then where its attributes are, and how many.
-    words = "QQQ" if team else f"Q{_ARGUMENTS - _STREAM - 8}x"
-    return _maker(count, aligned, team)(  # type: ignore[no-any-return]
+    words = "QQQ" if cooperative else f"Q{_ARGUMENTS - _STREAM - 8}x"
+    return _maker(count, aligned, cooperative)(  # type: ignore[no-any-return]
         free=[],
-        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned, behind, team),
+        fresh=functools.partial(_Block, count, shared, threads, numbers, aligned, behind, cooperative),
         odd=int.from_bytes(struct.pack("q", 15) * aligned, "little"),
         pack=struct.Struct(f"{words}{count}q").pack_into,
         launch=cuda.cuLaunchKernelEx,
@@ -223,7 +223,14 @@ class _Block:
     __slots__ = ("addresses", "attributes", "config", "extra", "grid", "keep", "memory", "pointers")
 
     def __init__(
-        self, count: int, shared: int, threads: int, numbers: Sequence[int], aligned: int, behind: int, team: bool
+        self,
+        count: int,
+        shared: int,
+        threads: int,
+        numbers: Sequence[int],
+        aligned: int,
+        behind: int,
+        cooperative: bool,
     ) -> None:
         arguments = 8 * (count + len(numbers) + behind)
         self.memory = ctypes.create_string_buffer(_ARGUMENTS + arguments)
@@ -236,7 +243,7 @@ class _Block:
         extra = (ctypes.c_void_p * 5)(_BUFFER, self.config + _ARGUMENTS, _SIZE, ctypes.addressof(size), _END)
         self.extra = ctypes.addressof(extra)
         self.keep: tuple[object, ...] = (size, extra)
-        if team:
+        if cooperative:
             # A launch that is recorded and begins only with all of its programs takes arguments one by one alone.
             places = range(self.config + _ARGUMENTS, self.config + _ARGUMENTS + arguments, 8)
             pointers = (ctypes.c_void_p * len(places))(*places)
@@ -248,13 +255,13 @@ class _Block:
 
 
 @functools.cache
-def _maker(count: int, aligned: int, team: bool) -> Callable[..., Any]:
+def _maker(count: int, aligned: int, cooperative: bool) -> Callable[..., Any]:
     """Makes functions of exactly so many arguments: packing and unpacking tuples costs more than the rest. Threads take blocks from `free`."""
     names = [f"a{k}" for k in range(count)]
     other = f"return unaligned(programs, {', '.join(names)})"
     before = f"if ({' | '.join(names[:aligned])}) & 15: {other}" if 0 < aligned <= _TOGETHER else ""
-    attributes = "block.attributes, 1, " if team else ""
-    given = "block.pointers, None" if team else "None, block.extra"
+    attributes = "block.attributes, 1, " if cooperative else ""
+    given = "block.pointers, None" if cooperative else "None, block.extra"
     after = f"if number(block.addresses, 'little') & odd: give(block); {other}" if aligned > _TOGETHER else ""
     source = f"""
 def make(free, fresh, pack, launch, function, stream, device, again, unaligned, odd):

@@ -272,12 +272,12 @@ class Alignment:
         return (
             place == e
             and isinstance(row, int)
-            and row <= (gpu.budgets.column if self._is_across(member) else gpu.budgets.row)
+            and row <= (gpu.budgets.column if self._lies_along_outer(member) else gpu.budgets.row)
         )
 
     def _underutilizes(self, members: list[Member]) -> bool:
         """Whether fewer programs than the device has room for would go through many points each, with no reduction to make them."""
-        if not self.gpu or any(m.nest.team for m in members):
+        if not self.gpu or any(m.nest.cooperative for m in members):
             return False
         outer = product(v.extent for v in self.outer)
         if not isinstance(outer, int):
@@ -286,13 +286,13 @@ class Alignment:
             n = product(v.extent for v in m.inner)
             if m.reduces or not isinstance(n, int):
                 continue
-            # Neighbours in memory that are different outer points are one program's.
-            together = max(1, min(self.gpu.costs.split.columns, outer)) if self._is_across(m) else 1
+            # Neighbours in memory that are different outer points belong to one program.
+            together = max(1, min(self.gpu.costs.split.columns, outer)) if self._lies_along_outer(m) else 1
             if -(-outer // together) < self.gpu.num_sms and n * together > self.gpu.costs.alone:
                 return True
         return False
 
-    def _is_across(self, m: Member) -> bool:
+    def _lies_along_outer(self, m: Member) -> bool:
         """Whether what a member stores lies along the outer loops in memory."""
         layout = self.layouts.get(m.name)
         if layout is None or layout.stride is None:

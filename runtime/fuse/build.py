@@ -11,7 +11,7 @@ from ..ir.index import Expr, Sym, Var, expr, of, product
 from ..ir.nodes import Buffer, Nest, Node, identity_mapping, load, rebuild, walk_all
 from ..ir.work import node_cost
 from ..kernels.access import in_loop_order
-from ..kernels.plan import REDUCED, Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.plan import REDUCED, Accumulate, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.statements import statement_nodes
 from ..machine import Gpu, Machine
 from .groups import Group, Member
@@ -121,8 +121,8 @@ class _Phases:
             yield level, m.inner, Reduce(f"{REDUCED}{m.name}", str(m.nest.reduce), self._body(m, m), m.nest.dtype)
             if m.name in self.stored:
                 yield level + 1, (), Store(m.name, m.index, load(f"{REDUCED}{m.name}", (), m.nest.dtype))
-        elif m.fold:
-            yield level, m.inner, Fold(m.name, m.index, self._body(m, m), kind=str(m.nest.reduce))
+        elif m.accumulates:
+            yield level, m.inner, Accumulate(m.name, m.index, self._body(m, m), kind=str(m.nest.reduce))
         elif m.nest.scan is not None:
             yield level, m.inner, Scan(target, index, m.nest.scan, self._body(m, m))
         elif m.name in self.stored:
@@ -259,7 +259,7 @@ def _finish(
         origins,
         serial,
         tuple(sorted(_symbols(group.outer, phases, [layouts[b] for b in (*reads, *writes) if b in layouts]))),
-        group.walk,
+        group.grid_loop,
         machine=machine,
     )
 

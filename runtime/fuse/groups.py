@@ -18,7 +18,7 @@ class Member:
     inner: tuple[Var, ...]
     body: Node
     scatter: Scatter | None = None
-    fold: bool = False  # a reduction over the loops that its group walks through
+    accumulates: bool = False  # a reduction over the grid loop of its group
 
     @property
     def name(self) -> str:
@@ -26,7 +26,7 @@ class Member:
 
     @property
     def reduces(self) -> bool:
-        return self.nest.reduce is not None and not self.fold
+        return self.nest.reduce is not None and not self.accumulates
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Group:
     extern: Extern | None = None
     closed: bool = False
     fresh: int = 0
-    walk: tuple[Var, ...] = ()  # as of a kernel
+    grid_loop: tuple[Var, ...] = ()  # as of a kernel
 
     def names(self) -> dict[str, Member]:
         return {m.name: m for m in self.members}

@@ -1,4 +1,4 @@
-"""Which kernels of a plan can run at once, as one launch: alike, and none writes what another one reads or writes, by memory, not by name."""
+"""Horizontal fusion: which kernels of a plan can run as one launch. They are alike, and none writes memory that another one reads or writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.statements import kernel_checks
-from ..kernels.steps import arena_offset, home, nbytes, step_reads
+from ..kernels.steps import allocation_root, arena_offset, nbytes, step_reads
 
 OPEN = (
     8  # groups that may grow at a time: a plan whose kernels are all different must not be compared with all of itself
@@ -18,14 +18,14 @@ REACH = 1024  # kernels that one may be moved over
 Key = Callable[[Kernel], tuple[Hashable, int] | None]
 
 
-def together(plan: Plan, key: Key, *, boxed: bool = False) -> list[tuple[str, ...]]:
+def horizontal_groups(plan: Plan, key: Key, *, boxed: bool = False) -> list[tuple[str, ...]]:
     """Groups of two kernels and more, by name, in the order of the plan. A group runs where its first member stood.
 
     key    of a kernel that may be a member: what all members of its group have in common, and how many there may be; else None.
     boxed  the call frees each argument after its last use.
 
-    Members are moved only forward, over kernels that they have nothing to do with, and none that may raise. So what they read is still
-    there. What is freed is freed where it was, and nothing is allocated before that for it: memory does not grow.
+    Members move only forward, over kernels that share no memory with them and cannot raise. So what they read is still there. Memory is freed
+    where it was, and nothing is allocated earlier: memory does not grow.
     """
     freed = [k in plan.frees for k in range(len(plan.steps))]
     if boxed:
@@ -38,12 +38,12 @@ def together(plan: Plan, key: Key, *, boxed: bool = False) -> list[tuple[str, ..
     for k, step in enumerate(plan.steps):
         kernel = step.kernel if isinstance(step, KernelStep) else None
         if kernel is None or kernel_checks(kernel):
-            growing = []  # its memory is its own business, or it may raise before an input is written
+            growing = []  # what a call does with its memory is not known; and a kernel may raise before an input is written
             continue
         reads, writes = _places(plan, kernel.reads), _places(plan, kernel.writes)
         place = key(kernel)
         joined = next((g for g in growing if place is not None and g.key == place[0]), None)
-        fresh = any(plan.places[name].kind == "own" for name in kernel.writes)
+        fresh = any(plan.allocations[name].kind == "dedicated" for name in kernel.writes)
         if joined is not None and ((fresh and joined.freed) or not joined.is_free_of(reads, writes)):
             growing.remove(joined)
             joined = None
@@ -97,8 +97,8 @@ class _Places:
 def _places(plan: Plan, names: Collection[str]) -> _Places:
     found = _Places()
     for name in names:
-        of = home(plan, name)
-        if plan.places[of].kind == "arena":
+        of = allocation_root(plan, name)
+        if plan.allocations[of].kind == "arena":
             at, size = arena_offset(plan, name), nbytes(plan.layouts[name])
             assert size is not None
             found.add(at, at + size)
@@ -128,4 +128,4 @@ class _Group:
         self.writes.update(writes)
 
 
-__all__ = ["together"]
+__all__ = ["horizontal_groups"]

@@ -118,7 +118,7 @@ def _over_memory(original: Nest, view: Nest, views: Inliner, staged: list[Nest |
 
 # -- values ------------------------------------------------------------------------------------------------------------
 class _ValueInliner:
-    """Substitutes values in the order of the program. What decides about each of them is told by all items before the first is substituted."""
+    """Substitutes values in the order of the program. Facts that decide are gathered from all items before the first is substituted."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""How values inside of a graph lie in memory on a GPU: as what they are computed from, so that a kernel reads and writes neighbours.
+"""Layout propagation on a GPU: values inside of a graph get the layout of what they are computed from, so that a kernel reads and writes neighbours.
 
-Nobody sees the strides of such a value. A channels-last tensor's padded copy, the windows' greatest elements or an indexed update of zeros
-would else be row-major, and each kernel that makes or reads them would go across memory.
+Nothing outside of the graph sees the strides of such a value. Otherwise a padded copy of a channels-last tensor, the maxima of its windows or
+an indexed update of zeros would be row-major, and each kernel that makes or reads them would go across memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from ..ir.nodes import Buffer, Extern, Nest, Node, Program, Size, contiguous_str
 from ..kernels.steps import flat_index
 
 
-def followed(
+def propagated_strides(
     program: Program, items: Iterable[Nest | Extern], wanted: Mapping[str, tuple[Size, ...]], large: int
 ) -> dict[str, tuple[Size, ...]]:
-    """Strides of values of `large` elements or more whose operands are not laid out row-major. `wanted`: strides that are
-    asked of some from outside.
-    """
+    """Strides of values of `large` elements or more whose operands are not row-major. `wanted`: strides that some must have."""
     known: dict[str, Buffer] = {}
     found: dict[str, tuple[Size, ...]] = {}
     readers: dict[str, int] = {}
@@ -104,4 +102,4 @@ def _distances(places: Sequence[Expr], shape: Sequence[int], steps: Mapping[Var,
     return far
 
 
-__all__ = ["followed"]
+__all__ = ["propagated_strides"]

@@ -172,9 +172,9 @@ def _points(group: Group) -> float:
 
 def _is_small(group: Group, costs: GpuCosts) -> bool:
     """Whether it computes single values at few points, and cannot raise."""
-    if group.extern is not None or group.closed or group.walk:
+    if group.extern is not None or group.closed or group.grid_loop:
         return False
-    if any(m.inner or m.scatter or m.fold or m.nest.reduce or m.nest.scan for m in group.members):
+    if any(m.inner or m.scatter or m.accumulates or m.nest.reduce or m.nest.scan for m in group.members):
         return False
     return _points(group) <= costs.launch_points and not checks(m.body for m in group.members)
 

@@ -38,8 +38,8 @@ class Region:
     An input that stays where it was is read there; one that moves is copied to where the recording reads it, but for `fixed` ones. A call
     for which there is no recording, and for which none should be made, runs as it is; why is counted.
 
-    Its recordings share memory with those of other regions, as long as that goes well: when results are in use and another region would
-    overwrite them, or this one, the next ones are made `apart`, each in memory of its own.
+    Its recordings share memory with those of other regions, until results that are still in use would be overwritten by another region, or by
+    this one. Then the next ones are made with a `private_pool`, each in memory of its own.
 
     A result that was held when the region was called again, or another one that shares its memory, is given out as a copy from then on, where
     it is small.
@@ -70,7 +70,7 @@ class Region:
         self.lines, self.small = list(lines), small
         self.call: Boxed = call if boxed else lambda args: call(*args)
         self.slots, self.recorder, self.strict = list(slots), recorder, strict
-        self.apart = not (share and recorder.shares())
+        self.private_pool = not (share and recorder.shares())
         self.needed, self.fresh = frozenset(needed), set[int]()
         self.recordings: list[Recording] = []
         self.copied: list[int] = []
@@ -127,7 +127,7 @@ class Region:
                 self.recordings.clear()
                 return None
             ways = [] if regions else ways
-        elif not self.apart and self._part(ways):
+        elif not self.private_pool and self._part(ways):
             return None
         if len(ways) >= VERSIONS:
             held = _lines([way for some in ways for way in some])
@@ -148,7 +148,7 @@ class Region:
                 self.recorder,
                 pool,
                 weakref.ref(self),
-                shared=not self.apart,
+                shared=not self.private_pool,
                 small=self.small,
                 fresh=self.fresh,
                 needed=self.needed,
@@ -165,16 +165,16 @@ class Region:
         return made
 
     def _part(self, ways: Sequence[Sequence[Way]]) -> bool:
-        """Part the regions whose results are in the way from those that share memory. Whether to wait until they are gone."""
+        """Give private pools to the regions whose results conflict. Whether to wait until these are gone."""
         regions = [way.results.region() for some in ways for way in some]
         if not regions:
             return False
         if all(region is self for region in regions):
-            self.apart = True
+            self.private_pool = True
             return False
         for region in regions:
-            if region is not None and not region.apart:
-                region.apart = True
+            if region is not None and not region.private_pool:
+                region.private_pool = True
                 region.recordings.clear()
                 region._calls = 0
         self.recordings.clear()
@@ -182,7 +182,7 @@ class Region:
 
     def _pool(self, state: State) -> Pool | None:
         """Where to record now; None to wait until others have recorded anew."""
-        if self.apart:
+        if self.private_pool:
             return Pool(self.recorder.memory())
         pool = _shared.get(state[0])
         if pool is not None and not pool.broken:

@@ -8,9 +8,9 @@ from ..ir.nodes import contiguous_strides
 from ..ir.python_text import number, shape_text
 from ..kernels.plan import Kernel, Plan
 from ..kernels.routines import Routine
-from ..kernels.steps import home
+from ..kernels.steps import allocation_root
 
-ALIGNED = "arena", "own"  # memory of the graph's own
+ALIGNED = "arena", "dedicated"  # memory of the graph's own
 
 Described = list[str | bool]
 """dtype, shape, strides and offset as Python source, and whether it is written."""
@@ -23,7 +23,7 @@ def arguments(kernels: Sequence[Kernel | Routine], plan: Plan) -> tuple[list[str
     buffers: list[Described | None] = []
     for k in kernels:
         for name in (*k.reads, *k.writes):
-            if plan.places[home(plan, name)].kind in ALIGNED:
+            if plan.allocations[allocation_root(plan, name)].kind in ALIGNED:
                 buffers.append(None)
                 continue
             b = plan.layouts[name]

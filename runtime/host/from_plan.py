@@ -15,7 +15,7 @@ from ..ir.quote import comment_text
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
 from ..kernels.routines import Routine, routine_call
 from ..kernels.statements import kernel_checks
-from ..kernels.steps import arena_offset, home, nbytes, step_reads
+from ..kernels.steps import allocation_root, arena_offset, nbytes, step_reads
 from ..render.cpp_routines import cpp_routine
 from .names import source_lines
 from .program import (
@@ -61,18 +61,18 @@ def host_program(
     boxed: bool = False,
     programs: Mapping[str, Size] = MappingProxyType({}),
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    tables: Collection[str] = (),
+    pointer_tables: Collection[str] = (),
 ) -> HostProgram:
-    """What runs a plan whose placeholders are `parameters` (names of buffers or symbols, in call order) and returns its outputs.
+    """The host program of a plan whose placeholders are `parameters` (names of buffers or symbols, in call order); it returns the outputs.
 
-    out_targets  of operators that the plan gives memory for their results, the overload that takes it.
+    out_targets  for operators whose results the plan gives memory, the overload that takes it.
     boxed        the call takes one list of its parameters, which it empties, and frees each after its last use.
     programs     numbers of programs of functions that are launched on a GPU, by name.
-    groups       kernels that are called as one function, by its name; `tables`: those of them that get their addresses in a table.
+    groups       kernels that are called as one function, by its name; `pointer_tables`: the functions that get their addresses in a table.
 
-    Raises `UnsupportedError` where an argument is nothing that can be written down, or a kernel takes too many.
+    Raises `UnsupportedError` if an argument cannot be written as source, or a kernel takes too many.
     """
-    return _Builder(plan, parameters, out_targets, boxed, programs, groups, tables).build()
+    return _Builder(plan, parameters, out_targets, boxed, programs, groups, pointer_tables).build()
 
 
 class _Builder:
@@ -84,10 +84,10 @@ class _Builder:
         boxed: bool,
         programs: Mapping[str, Size],
         groups: Mapping[str, tuple[str, ...]],
-        tables: Collection[str],
+        pointer_tables: Collection[str],
     ):
         self.plan, self.parameters, self.out_targets, self.boxed = plan, parameters, out_targets, boxed
-        self.programs, self.tables = programs, tables
+        self.programs, self.pointer_tables = programs, pointer_tables
         self.kernels = {k.name: k for k in plan.kernels()}
         self.groups = {members[0]: (name, members) for name, members in groups.items()}
         self.followers = {name for members in groups.values() for name in members[1:]}
@@ -153,11 +153,11 @@ class _Builder:
             yield place
 
     def _kind(self, name: str) -> str:
-        return self.plan.places[name].kind
+        return self.plan.allocations[name].kind
 
     def _located(self, name: str) -> str:
-        """The name under which the memory of a buffer is known: its own in the arena, else its home's."""
-        of = home(self.plan, name)
+        """The name under which the memory of a buffer is known: its own in the arena, else that of its allocation root."""
+        of = allocation_root(self.plan, name)
         if self._kind(of) != "arena":
             return of
         if name not in self.arena:
@@ -187,19 +187,19 @@ class _Builder:
         if kernel.name in self.followers:
             return
         called, members = self.groups.get(kernel.name, (kernel.name, (kernel.name,)))
-        table = called in self.tables
+        pointer_table = called in self.pointer_tables
         arguments: list[Address | Size] = []
         for one in (self.kernels[name] for name in members):
             self._allocate(one.writes)
             arguments += [self._address(n) for n in (*one.reads, *one.writes)]
-            arguments += [] if table else [sym(s) for s in one.symbols]
+            arguments += [] if pointer_table else [sym(s) for s in one.symbols]
         grid = self.programs.get(called)
         most = (CPP_LANGUAGE if grid is None else TRITON_LANGUAGE).arguments
-        if (count := len(arguments) + (grid is not None)) > most and not table:
+        if (count := len(arguments) + (grid is not None)) > most and not pointer_table:
             raise UnsupportedError(f"kernel {called} takes {count} arguments, more than {most}")
         faults = tuple(kernel_checks(kernel)) if grid is None else ()  # a kernel on a GPU ends by an assertion
         about = source_lines(o for n in members for o in self.kernels[n].origins)
-        self.body.append(LaunchKernel(called, tuple(arguments), grid, table, faults, comment_text(about)))
+        self.body.append(LaunchKernel(called, tuple(arguments), grid, pointer_table, faults, comment_text(about)))
 
     def _routine(self, routine: Routine) -> None:
         self._allocate(routine.writes)
@@ -214,7 +214,7 @@ class _Builder:
     def _allocate(self, names: tuple[str, ...]) -> None:
         for name in names:
             # Once: an indexed update writes to what the kernel before has copied.
-            if self._kind(name) == "own" and name not in self.allocated:
+            if self._kind(name) == "dedicated" and name not in self.allocated:
                 self.allocated.add(name)
                 self.body.append(Allocate(name, _layout(self.plan.layouts[name])))
 
@@ -274,7 +274,7 @@ class _Builder:
         for name, before in zip(step.out, step.args, strict=False):
             self._allocate((name,))
             arguments.append(self._tensor(name))
-            if before is not None and home(self.plan, before.buffer) != home(self.plan, name):
+            if before is not None and allocation_root(self.plan, before.buffer) != allocation_root(self.plan, name):
                 self.body.append(Copy(arguments[-1].name, self._argument(before)))
         given = (*arguments, *(self._argument(a) for a in step.args[call.writes :]))
         self.body.append(LibraryCall(call.target, "function", given, about=about))
@@ -329,7 +329,7 @@ class _Builder:
         of = view if v.laid is None else LaidOut(view, self.plan.layouts[v.buffer].dtype, v.laid)
         if not v.paired:
             return of
-        beside = v.laid is None and self._kind(home(self.plan, v.buffer)) == "own" and _is_beside(v)
+        beside = v.laid is None and self._kind(allocation_root(self.plan, v.buffer)) == "dedicated" and _is_beside(v)
         return AsComplex(of, "view" if beside else "any")
 
     def _result(self, o: Output | ViewOf) -> Value:

@@ -251,17 +251,17 @@ class Copy:
 class LaunchKernel:
     """Call a kernel, or a function that runs several.
 
-    arguments  addresses and sizes, in the order of its parameters.
-    grid       number of programs, on a GPU.
-    table      it gets its addresses in a table.
-    faults     what the numbers that it returns mean: of the failed check the operator, and where the program calls it.
-    about      the program's lines.
+    arguments      addresses and sizes, in the order of its parameters.
+    grid           number of programs, on a GPU.
+    pointer_table  whether it gets its addresses in a table.
+    faults         for each number that it may return, which check failed: the operator, and where the program calls it.
+    about          the program's lines.
     """
 
     kernel: str
     arguments: tuple[Address | Size, ...]
     grid: Size | None = None
-    table: bool = False
+    pointer_table: bool = False
     faults: tuple[tuple[str, ...], ...] = ()
     about: str = ""
 

@@ -229,7 +229,7 @@ class _Writer:
         return f"if {when}: {name} = {self._call('conform', name, dtype, shape, stride, repr(one.operator), *exact)}"
 
     def _launch(self, one: LaunchKernel) -> str:
-        arguments = self._table(one) if one.table else [self._passed(a) for a in one.arguments]
+        arguments = self._pointer_table(one) if one.pointer_table else [self._passed(a) for a in one.arguments]
         if one.grid is not None:
             arguments.insert(0, number(one.grid))
         call = f"{one.kernel}({', '.join(arguments)})"
@@ -253,7 +253,7 @@ class _Writer:
         self.addresses[name] = address = f"{name}_at" if f"{name}_at" not in self.taken else f"{name}_address"
         return f"({address} := {name}.data_ptr())"
 
-    def _table(self, one: LaunchKernel) -> list[str]:
+    def _pointer_table(self, one: LaunchKernel) -> list[str]:
         """The tensors whose addresses fill a table, the addresses in the arena, and for each argument which one of these all it has."""
         names = [a.of for a in one.arguments if isinstance(a, Address)]
         tensors = list(dict.fromkeys(n for n in names if n not in self.program.arena))

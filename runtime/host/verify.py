@@ -15,7 +15,7 @@ from ..ir.learned import names_in
 from ..ir.nodes import ITEMSIZE
 from ..kernels.plan import CopyStep, ExternStep, Plan
 from ..kernels.routines import routine_call
-from ..kernels.steps import arena_offset, home
+from ..kernels.steps import allocation_root, arena_offset
 from .program import (
     Address,
     Allocate,
@@ -246,7 +246,7 @@ def _wrong_here(one: Instruction, state: _State) -> Iterator[str]:
             yield reason
         case LibraryCall() if one.single and len(one.results) != 1:
             yield f"one result has {len(one.results)} names"
-        case LaunchKernel() if one.table and any(not isinstance(a, Address) for a in one.arguments):
+        case LaunchKernel() if one.pointer_table and any(not isinstance(a, Address) for a in one.arguments):
             yield "a table holds addresses alone"
 
 
@@ -352,8 +352,8 @@ def _expected(
 
 def _location(plan: Plan, name: str) -> str | int:
     """Where a buffer is: the offset in the arena, or the tensor that owns its memory."""
-    of = home(plan, name)
-    return arena_offset(plan, name) if plan.places[of].kind == "arena" else of
+    of = allocation_root(plan, name)
+    return arena_offset(plan, name) if plan.allocations[of].kind == "arena" else of
 
 
 def _named(key: str, name: str) -> Fits:

@@ -269,7 +269,7 @@ class Nest:
     stride: tuple[Size, ...] | None = (
         None  # strides that eager gives this result, if dense; the layout when it is stored
     )
-    team: bool = False  # several programs of a device go through one point's `rvars` together
+    cooperative: bool = False  # several programs of a device reduce one point together
 
     @property
     def loop_vars(self) -> tuple[Var, ...]:

@@ -66,8 +66,8 @@ def dump_nest(nest: Nest, buffers: Mapping[str, str]) -> list[str]:
         head += f" scan {nest.scan} dim {nest.scan_dim}"
     if nest.origin:
         head += f" from {json.dumps(nest.origin)}"
-    if nest.team:
-        head += " together"
+    if nest.cooperative:
+        head += " cooperative"
     roots = [nest.body]
     scatter = nest.scatter
     if scatter is not None:

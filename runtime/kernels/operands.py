@@ -20,9 +20,9 @@ Layouts = Mapping[str, Buffer]
 
 def is_plain(kernel: Kernel) -> bool:
     """Whether a kernel has independent points, loops of known extents, and nothing that may raise."""
-    return not (kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or kernel.parts) and not kernel_checks(
-        kernel
-    )
+    return not (
+        kernel.serial or kernel.scratch or kernel.grid_loop or kernel.symbols or kernel.parts
+    ) and not kernel_checks(kernel)
 
 
 def touched(step: Step) -> tuple[str, ...]:

@@ -54,8 +54,10 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Fold(Store):
-    """Write the reduction by `kind` of `value` over the kernel's `walk` to `buffer[index]`, for each point of the other loops."""
+class Accumulate(Store):
+    """A fused outer reduction: write the reduction by `kind` of `value` over the kernel's `grid_loop` to `buffer[index]`, for each point of the other
+    loops.
+    """
 
     kind: str = "sum"
 
@@ -75,19 +77,19 @@ class Phase:
 class Tile:
     """How a kernel goes through a product of matrices.
 
-    rows, columns, steps  of a block of the result, and of the sums at a time.
-    warps   of a program.
-    stages  steps whose operands are on their way.
-    near    blocks of rows that run side by side, so that the columns which they read are in the cache.
-    descriptors  operands that lie in memory as matrices are loaded in blocks, which are told by descriptors.
+    block_m, block_n, block_k  rows and columns of a block of the result, and steps of the sums at a time.
+    num_warps    of a program.
+    num_stages   of the software pipeline: steps whose operands are being loaded.
+    group_m      blocks of rows of which those of one column run side by side (a swizzle), so that the columns that they read are in the cache.
+    descriptors  operands that lie in memory as matrices are loaded by tensor descriptors (TMA).
     """
 
-    rows: int
-    columns: int
-    steps: int
-    warps: int
-    stages: int
-    near: int = 8
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
     descriptors: bool = False
 
 
@@ -105,14 +107,15 @@ class Kernel:
     origins: tuple[str, ...] = ()
     serial: bool = False  # outer points must run one after the other (indexed updates that may collide)
     symbols: tuple[str, ...] = ()
-    walk: tuple[
-        Var, ...
-    ] = ()  # the last of `outer`: one program goes through their points one by one, and `Fold`s reduce over them
+    grid_loop: tuple[Var, ...] = ()
+    """The last of `outer`, a serial grid loop: one program goes through their points one by one, and `Accumulate` reduces over them."""
     parts: tuple[
         KernelStep | ExternStep, ...
     ] = ()  # the steps that it runs as one, and nothing else: what they pass on has no memory
     tile: Tile | None = None  # of parts that are a product of matrices with what is beside it
-    team: int = 1  # programs that go through the inner loops of an outer point together, and wait for each other
+    splits: int = (
+        1  # programs that share the inner loops of an outer point (cooperative reductions), and wait for each other
+    )
     machine: Machine = PORTABLE  # that it is for
     no_alias: frozenset[tuple[str, str]] = frozenset()  # (read, written): buffers that must not share memory
 
@@ -164,10 +167,16 @@ Step = KernelStep | ExternStep | CopyStep
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a buffer lives. kind: "input", "arena" (byte `offset` in the graph's arena), "own" (its own allocation, e.g. an output),
-    "extern" (allocated by an eager kernel), "alias" (`offset` bytes into the place of buffer `of`: an in-place update), "kernel" (never stored:
-    passed on by a kernel's parts)."""
+class Allocation:
+    """Where a buffer lives, by `kind`:
+
+    input      in the memory of an input.
+    arena      at byte `offset` of the graph's arena.
+    dedicated  in memory of its own, e.g. an output.
+    extern     in memory that an eager kernel allocates.
+    alias      `offset` bytes into the allocation of the buffer `of`: an in-place update.
+    elided     nowhere: a kernel's parts pass it on.
+    """
 
     kind: str
     offset: int = 0
@@ -193,8 +202,10 @@ class Plan:
         Output | ViewOf, ...
     ]  # a tensor is a view of its buffer (of all of it, mostly); other results are Outputs
     layouts: dict[str, Buffer] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    frees: dict[int, tuple[str, ...]] = field(default_factory=dict)  # step number → extern/own buffers dead after it
+    allocations: dict[str, Allocation] = field(default_factory=dict)
+    frees: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # step number → extern and dedicated buffers dead after it
     arena_bytes: int = 0
     symbols: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()

@@ -85,11 +85,11 @@ def step_parts(step: Step) -> tuple[Step, ...]:
 
 def arena_offset(plan: Plan, name: str) -> int:
     """Bytes from the start of the arena, through in-place updates."""
-    place = plan.places[name]
+    place = plan.allocations[name]
     return place.offset + (arena_offset(plan, place.of) if place.kind == "alias" else 0)
 
 
-def home(plan: Plan, name: str) -> str:
+def allocation_root(plan: Plan, name: str) -> str:
     """The buffer that owns the memory of `name`, which may be an in-place update of it."""
-    place = plan.places[name]
-    return home(plan, place.of) if place.kind == "alias" else name
+    place = plan.allocations[name]
+    return allocation_root(plan, place.of) if place.kind == "alias" else name

@@ -51,7 +51,7 @@ def structure(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Structure | None
         tuple((b.shape, b.dtype, b.stride, b.offset, b.paired) for b in (*buffers.values(), *kernel.scratch)),
         kernel.outer,
         tuple((p.inner, len(p.body)) for p in kernel.phases),
-        (kernel.serial, kernel.symbols, kernel.walk, kernel.tile, kernel.team),
+        (kernel.serial, kernel.symbols, kernel.grid_loop, kernel.tile, kernel.splits),
         body,
         tuple(known.rows),
     )

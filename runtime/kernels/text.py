@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from ..ir.index import Expr, Var
 from ..ir.nodes import Buffer, Size
-from .plan import CopyStep, ExternStep, Fold, Kernel, KernelStep, Place, Plan, Reduce, Scan, Statement
+from .plan import Accumulate, Allocation, CopyStep, ExternStep, Kernel, KernelStep, Plan, Reduce, Scan, Statement
 from .work import Sizes, step_name, total, work_of
 
 __all__ = ["fusion_text", "plan_text", "steps_text", "work_text"]
 
 
 def plan_text(plan: Plan) -> str:
-    """One line for each step, loop and statement, then one for each place of memory; ends with a newline."""
+    """One line for each step, loop and statement, then one for each allocation; ends with a newline."""
     lines = [f"memory: arena of {plan.arena_bytes} bytes"]
-    lines += [f"  {name}: {_place(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.places.items()]
+    lines += [
+        f"  {name}: {_allocation(place)}{_layout(plan.layouts.get(name))}" for name, place in plan.allocations.items()
+    ]
     return steps_text(plan) + "\n".join(lines) + "\n"
 
 
@@ -78,8 +80,8 @@ def _kernel(k: Kernel) -> Iterator[str]:
                 f"  {line}" for line in ([_extern(part)] if isinstance(part, ExternStep) else _kernel(part.kernel))
             )
         return
-    order = " in order" if k.serial else f", walking {_loops(k.walk)}" if k.walk else ""
-    order += f", each by {k.team} programs" if k.team > 1 else ""
+    order = " in order" if k.serial else f", serial grid loop {_loops(k.grid_loop)}" if k.grid_loop else ""
+    order += f", each by {k.splits} programs" if k.splits > 1 else ""
     yield f"kernel {k.name}({', '.join((*k.reads, *k.symbols))}) -> {', '.join(k.writes)}: for {_loops(k.outer)}{order}"
     for tile in k.scratch:
         yield f"  tile {tile.name}{_layout(tile)}"
@@ -99,8 +101,8 @@ def _statement(s: Statement) -> str:
     how = (
         f"scan {s.kind}"
         if isinstance(s, Scan)
-        else f"fold {s.kind}"
-        if isinstance(s, Fold)
+        else f"accumulate {s.kind}"
+        if isinstance(s, Accumulate)
         else "store"
         if s.mode == "set"
         else f"update {s.mode}"
@@ -108,7 +110,7 @@ def _statement(s: Statement) -> str:
     return f"{how} {s.buffer}[{index}]"
 
 
-def _place(place: Place) -> str:
+def _allocation(place: Allocation) -> str:
     if place.kind == "alias":
         return f"alias of {place.of}" + (f" + {place.offset} bytes" if place.offset else "")
     return f"arena + {place.offset} bytes" if place.kind == "arena" else place.kind

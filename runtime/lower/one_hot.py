@@ -26,7 +26,7 @@ def one_hot_sums(program: Program) -> Program:
         if not isinstance(it, Nest):
             continue
         if it.reduce == "sum" and len(it.rvars) == 1 and (body := _selected(it, nests)) is not None:
-            before[it.name], found[it.name] = it, replace(it, body=body, rvars=(), reduce=None, team=False)
+            before[it.name], found[it.name] = it, replace(it, body=body, rvars=(), reduce=None, cooperative=False)
         elif is_pointwise(it):
             nests[it.name] = it
     lengths = {

@@ -1,4 +1,4 @@
-"""Layouts and memory: which strides each stored buffer has, and where it lives. One arena per graph, planned on the final order."""
+"""Memory planning: where each stored buffer lives. One arena for each graph, planned on the final order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from ..ir.index import Expr
 from ..ir.nodes import Buffer
 from ..ir.routines import is_users
-from ..kernels.plan import ExternStep, KernelStep, Place, Plan, Reduce, Step, Store, ViewOf
+from ..kernels.plan import Allocation, ExternStep, KernelStep, Plan, Reduce, Step, Store, ViewOf
 from ..kernels.statements import statement_nodes
-from ..kernels.steps import arena_offset, flat_index, home, nbytes, step_parts, step_reads, step_writes
+from ..kernels.steps import allocation_root, arena_offset, flat_index, nbytes, step_parts, step_reads, step_writes
 
 ALIGN = 64  # bytes: whole vectors of every target, and torch's own alignment
 
@@ -53,8 +53,11 @@ class Arena:
 
 
 def plan_memory(plan: Plan, stored: Mapping[str, str], *, large: float = math.inf, arena: bool = True) -> None:
-    """Fill `plan.places`, `plan.frees` and `plan.arena_bytes`. `stored`: buffers that are written into the memory of an input, with that
-    input. What has `large` bytes or more has memory only while it lives; the arena stays. Without `arena` all has memory only while it lives.
+    """Fill `plan.allocations`, `plan.frees` and `plan.arena_bytes`.
+
+    stored  buffers that are written into the memory of an input, with that input.
+    large   buffers of so many bytes or more are allocated only while they live; the arena stays.
+    arena   whether there is one; otherwise all buffers are allocated only while they live.
     """
     last: dict[str, int] = {}
     for k, step in enumerate(plan.steps):
@@ -62,55 +65,55 @@ def plan_memory(plan: Plan, stored: Mapping[str, str], *, large: float = math.in
             last[name] = k
     held = {o.buffer for o in plan.outputs if o.buffer is not None}
     for b in plan.inputs:
-        plan.places[b.name] = Place("input")
-    lent, given = _lent(plan, held, last), _given_away(plan)
+        plan.allocations[b.name] = Allocation("input")
+    escaping, given = _escaping(plan, held, last), _given_away(plan)
     space = Arena()
     size_of: dict[str, int] = {}
-    owned: set[str] = set()  # values with memory that is theirs alone, which another may get when they die
+    owned: set[str] = set()  # values with dedicated memory, which another may get when they die
     dying: dict[int, list[str]] = {}
     for name, k in last.items():
         dying.setdefault(k, []).append(name)
     for k, step in enumerate(plan.steps):
         passed = {n for part in step_parts(step) for n in step_writes(part)} - set(step_writes(step))
-        plan.places |= dict.fromkeys(sorted(passed), Place("kernel"))
+        plan.allocations |= dict.fromkeys(sorted(passed), Allocation("elided"))
         mutable = isinstance(step, KernelStep) or (isinstance(step, ExternStep) and step.out)
         for name in step_writes(step):
-            if name in plan.places:
+            if name in plan.allocations:
                 continue  # an indexed update of what the step before has copied
             layout = plan.layouts[name]
             size = nbytes(layout)
             if name in stored:
-                plan.places[name] = Place("alias", 0, stored[name])
+                plan.allocations[name] = Allocation("alias", 0, stored[name])
             elif not mutable:
-                plan.places[name] = Place("extern")
-            elif name in given or name in held or name in lent or size is None or not arena or size >= large:
+                plan.allocations[name] = Allocation("extern")
+            elif name in given or name in held or name in escaping or size is None or not arena or size >= large:
                 reused = in_place_candidate(step, name, plan, last, k, owned)
                 if reused is not None:
                     owned.discard(reused)
-                plan.places[name] = Place("own") if reused is None else Place("alias", 0, reused)
+                plan.allocations[name] = Allocation("dedicated") if reused is None else Allocation("alias", 0, reused)
                 if name not in held and name not in given:
                     owned.add(name)
             else:
                 reused = in_place_candidate(step, name, plan, last, k, size_of)
                 if reused is not None:
-                    plan.places[name] = Place("alias", 0, reused)
+                    plan.allocations[name] = Allocation("alias", 0, reused)
                     size_of[name] = size_of.pop(reused)
                 else:
-                    plan.places[name] = Place("arena", space.take(size))
+                    plan.allocations[name] = Allocation("arena", space.take(size))
                     size_of[name] = size
         gone: list[str] = []
         for name in dying.get(k, ()):
             if name in size_of:
                 space.give(arena_offset(plan, name), size_of.pop(name))
             elif name in owned or (name not in held and _is_freed(plan, name, given)):
-                gone.append(home(plan, name))
+                gone.append(allocation_root(plan, name))
         if gone:
             plan.frees[k] = tuple(sorted(gone))
     plan.arena_bytes = space.top
 
 
-def _lent(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[str]:
-    """Values that calls write over, and whose memory is returned with the results."""
+def _escaping(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[str]:
+    """Values that calls overwrite, and whose memory escapes with the results."""
     found: set[str] = set()
     for k in range(len(plan.steps) - 1, -1, -1):
         step = plan.steps[k]
@@ -121,13 +124,13 @@ def _lent(plan: Plan, held: Container[str], last: Mapping[str, int]) -> set[str]
 
 
 def _is_freed(plan: Plan, name: str, given: Container[str]) -> bool:
-    """Whether memory is let go of that no other value may have."""
-    kind = plan.places[home(plan, name)].kind
-    return plan.places[name].kind == "extern" or (name in given and kind == "own")
+    """Whether the memory of a dead value is freed that no other value may reuse."""
+    kind = plan.allocations[allocation_root(plan, name)].kind
+    return plan.allocations[name].kind == "extern" or (name in given and kind == "dedicated")
 
 
 def _given_away(plan: Plan) -> set[str]:
-    """What functions of the program get as arguments, which may keep them: nobody writes into that memory again."""
+    """Arguments of the program's own functions, which may keep them: nothing writes into that memory again."""
     return {
         name
         for step in plan.steps
@@ -147,8 +150,8 @@ def in_place_candidate(
 
 
 def written_over(step: Step, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
-    """Of a call that writes into its arguments: the buffer that `name` is the new contents of, where it is all of that one, laid out alike, and
-    the call reads it nowhere else.
+    """Of a call that writes into its arguments: the buffer whose new contents `name` is, if it is all of that buffer, with the same layout, and the
+    call reads that nowhere else.
     """
     if not isinstance(step, ExternStep) or not step.call.writes:
         return ()
@@ -173,8 +176,8 @@ def _count(tree: object, buffer: str) -> int:
 
 
 def could_hold(step: KernelStep, name: str, layouts: Mapping[str, Buffer]) -> tuple[str, ...]:
-    """The buffers that are read only at the very element of `name` that is written, in the same phase, are laid out as it is, and may share its
-    memory.
+    """The buffers that have the layout of `name`, may share its memory, and are read only at the element of `name` that is written, in the same
+    phase.
     """
     target = layouts[name]
     stores = [

@@ -11,17 +11,19 @@ from ..dispatch.operators.effects import must_run
 from ..torch_compat import LazyGraphModule
 
 
-def without_tangents(backward: fx.GraphModule, missing: Collection[int], unreached: Collection[int]) -> fx.GraphModule:
-    """A copy of `backward` that returns None for the gradients at `unreached`, and adds nothing that comes from the tangents at `missing`
+def without_tangents(
+    backward: fx.GraphModule, undefined: Collection[int], unreached: Collection[int]
+) -> fx.GraphModule:
+    """A copy of `backward` that returns None for the gradients at `unreached`, and adds nothing that comes from the tangents at `undefined`
     alone to another gradient: in eager that does not exist, and computing it from zeros would not do, for zero times infinity is not zero. Where it
     is put together with others (those of the parts of a tensor) it is zeros, and so is a gradient of which nothing else is left. All
-    placeholders stay; what else needs a missing tangent takes zeros for it.
+    placeholders stay; what else needs an undefined tangent takes zeros for it.
     """
     graph = fx.Graph()
     results = graph.graph_copy(backward.graph, {})
     assert isinstance(results, (tuple, list))
     tangents = [n for n in graph.nodes if n.op == "placeholder" and n.meta.get("tangent")]
-    gone = {n for k, n in enumerate(tangents) if k in missing}
+    gone = {n for k, n in enumerate(tangents) if k in undefined}
     from_tangents = set(tangents)
     returned = list(results)
     for node in list(graph.nodes):

@@ -20,8 +20,8 @@ from ..ir.nodes import Buffer
 from ..ir.quote import comment_text
 from ..kernels.plan import Kernel
 from ..kernels.statements import kernel_checks
-from ..tile.loops import FlatKernel, FlatPhase, collapse, flatten
-from ..tile.pieces import MAX_PIECES, split
+from ..tile.loops import FlatKernel, FlatPhase, coalesce, flatten
+from ..tile.pieces import MAX_PIECES, split_kernel
 from .cpp import BLOCK, FAULT, MEMORY
 from .cpp_pieces import are_alike, as_functions, from_start
 from .cpp_shared import FEW, Function
@@ -40,12 +40,12 @@ def render_kernel(
 
     A kernel with checked positions returns an int: 0, or the number of the check that failed (`kernel_checks`).
     """
-    flat = split(flatten(kernel, dict(layouts)))
+    flat = split_kernel(flatten(kernel, dict(layouts)))
     checked = bool(kernel_checks(kernel))
     params = parameters(kernel, layouts)
 
     def texts(pieces: Sequence[FlatKernel]) -> list[str]:
-        merged = [collapse(piece) for piece in pieces] if len(pieces) > 1 else pieces
+        merged = [coalesce(piece) for piece in pieces] if len(pieces) > 1 else pieces
         return ["\n".join(KernelWriter(fk, layouts, tables, target, threads, threshold).body()) for fk in merged]
 
     functions: list[Function] = []
@@ -88,8 +88,8 @@ class KernelWriter(StripWriter):
     def body(self) -> list[str]:
         """The lines between the braces."""
         mode = self._mode()
-        if (crossing := self.find_crossing() if mode == "lanes" else None) is not None:
-            self._crossed(crossing)
+        if (transpose_tiles := self.find_transpose_tiles() if mode == "lanes" else None) is not None:
+            self._transpose_tiled(transpose_tiles)
         elif (strips := self.find_strips()) is not None:
             self._grouped_rows(strips)
         elif mode == "rows":

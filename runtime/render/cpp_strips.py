@@ -1,6 +1,6 @@
 """C++ loops over groups of rows: reductions along rows where some buffers are contiguous across the rows (`softmax(x + y.t(), -1)`).
 
-For each group what is read across is turned round into strips, one for each row; then every row is done as in the shape `rows`.
+For each group what is read across is transposed into strips, one for each row; then every row is done as in the shape `rows`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..ir.nodes import ITEMSIZE, Node
 from ..kernels.plan import Scan
 from ..tile.loops import FlatPhase, FlatStatement, Lanes
 from .cpp import COMPUTE, MEMORY
-from .cpp_tiles import TileWriter, across, ceil_div
+from .cpp_tiles import TileWriter, ceil_div, is_transposed
 
 
 @dataclass
 class Strips:
-    """Groups of `group` rows along `rows`; for each load that is turned round its buffer, flat index and inner variable."""
+    """Groups of `group` rows along `rows`; for each load that is transposed its buffer, flat index and inner variable."""
 
     rows: Var
     group: int = 0
@@ -64,7 +64,7 @@ class StripWriter(TileWriter):
                     not n.args
                     and not self.local(n)
                     and e.coefficient(u) == 1
-                    and across(e, u, v, 1, self.target.limits.line)
+                    and is_transposed(e, u, v, 1, self.target.limits.line)
                 ):
                     found.loads[n] = n.attr.buffer, e, v
                 else:

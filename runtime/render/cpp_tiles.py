@@ -1,9 +1,9 @@
-"""C++ loops in square tiles of two outer variables: pointwise kernels that read or write some buffers across the lanes.
+"""C++ loops in transpose tiles over two outer variables: pointwise kernels with transposed accesses, across the lanes.
 
 Lanes run over `w`; some accesses are contiguous along another variable `u` and jump from lane to lane (`y[w, u]` beside `x[u, w]`).
-A tile of EDGE x EDGE points is done at once: what is read across goes through a small array, turned round by whole vectors on the way,
+A tile of EDGE x EDGE points is done at once: what is read across goes through a small array, transposed by whole vectors on the way,
 and what is written across leaves through one. So every access to memory is contiguous, and a cache line is used up while it is there.
-Accesses that cannot be turned round (under a mask, say) still gain from the order of the tiles.
+Accesses that cannot be transposed (under a mask, say) still gain from the order of the tiles.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .cpp_outer import OuterWriter
 
 
 @dataclass
-class Crossing:
-    """How a kernel is cut in tiles over `rows` and the lane variable, and which accesses are turned round."""
+class TransposeTiles:
+    """How a kernel is cut in tiles over `rows` and the lane variable, and which accesses are transposed."""
 
     rows: Var
     edge: int
@@ -36,10 +36,10 @@ class Crossing:
 class TileWriter(OuterWriter):
     """The shape `cross`."""
 
-    crossing: Crossing | None = None
+    transpose_tiles: TransposeTiles | None = None
 
     # -- choice --------------------------------------------------------------------------------------------------------
-    def find_crossing(self) -> Crossing | None:
+    def find_transpose_tiles(self) -> TransposeTiles | None:
         """Tiles for a kernel of independent points with accesses across its lanes, or None."""
         w, fk = self.choice.var, self.fk
         if w is None or fk.kernel.serial or fk.kernel.scratch or any(p.inner for p in fk.phases):
@@ -52,7 +52,7 @@ class TileWriter(OuterWriter):
         for u in fk.outer:
             if u is w or (isinstance(u.extent, int) and u.extent < self.lanes):
                 continue
-            count = sum(across(e, u, w, size, self.target.limits.line) for (_, e), size in accesses.items())
+            count = sum(is_transposed(e, u, w, size, self.target.limits.line) for (_, e), size in accesses.items())
             if count and (
                 best is None or count >= best[0]
             ):  # of equals the innermost: nearest in memory for the others
@@ -60,12 +60,12 @@ class TileWriter(OuterWriter):
         if best is None:
             return None
         edges = [self.target.budgets.edge // n for n in (1, 2, 4)]
-        found = Crossing(best[1], edges[-1])
-        self._turned(found, statements, best[1], w)
+        found = TransposeTiles(best[1], edges[-1])
+        self._find_transposed(found, statements, best[1], w)
         found.edge = next((n for n in edges if self._fits(found, n)), edges[-1])
         return found
 
-    def _fits(self, found: Crossing, edge: int) -> bool:
+    def _fits(self, found: TransposeTiles, edge: int) -> bool:
         """Whether the arrays of such tiles have room, and every thread has work."""
         bytes_ = sum({key: ITEMSIZE[n.dtype] for n, key in found.loads.items()}.values())
         bytes_ += sum(ITEMSIZE[self.stored_dtype(s)] for s in found.stores)
@@ -85,7 +85,7 @@ class TileWriter(OuterWriter):
                 for n in root.loads():
                     yield n.attr.buffer, n.attr.index[0], ITEMSIZE[n.dtype]
 
-    def _turned(self, found: Crossing, statements: list[FlatStatement], u: Var, w: Var) -> None:
+    def _find_transposed(self, found: TransposeTiles, statements: list[FlatStatement], u: Var, w: Var) -> None:
         """Which loads and stores go through arrays."""
         loaded: set[str] = set()
         for s in statements:
@@ -97,7 +97,7 @@ class TileWriter(OuterWriter):
                         not n.args
                         and not self.local(n)
                         and e.coefficient(u) == 1
-                        and across(e, u, w, 1, self.target.limits.line)
+                        and is_transposed(e, u, w, 1, self.target.limits.line)
                     ):
                         found.loads[n] = n.attr.buffer, e
         for s in statements:
@@ -109,7 +109,7 @@ class TileWriter(OuterWriter):
             # An array empties at the end of the tile: nobody may read the buffer before, nor write it in between.
             if s.source.buffer in loaded or len(writers) > 1:
                 continue
-            if s.where.coefficient(u) == 1 and across(s.where, u, w, 1, self.target.limits.line):
+            if s.where.coefficient(u) == 1 and is_transposed(s.where, u, w, 1, self.target.limits.line):
                 found.stores.append(s)
             elif (
                 s.value in found.loads
@@ -123,10 +123,10 @@ class TileWriter(OuterWriter):
             found.copies.clear()
 
     # -- code ----------------------------------------------------------------------------------------------------------
-    def _crossed(self, plan: Crossing) -> None:
+    def _transpose_tiled(self, plan: TransposeTiles) -> None:
         u, w, edge = plan.rows, self.choice.var, plan.edge
         assert w is not None
-        self.crossing = plan
+        self.transpose_tiles = plan
         starts = {u: Var(f"{u.name}_t", u.extent), w: Var(f"{w.name}_t", w.extent)}
         loops = [(v, 1) for v in self.fk.outer if v is not u and v is not w] + [(starts[u], edge), (starts[w], edge)]
         pragma = self.pragma(len(loops))
@@ -138,9 +138,9 @@ class TileWriter(OuterWriter):
                 head = f"for (int64_t {v.name} = 0; {v.name} < {self.size(v.extent)}; {advance})"
                 open_blocks.enter_context(self.block(head, v, sealed=bool(pragma) and k < len(loops) - 1))
             self._tile(plan, w, starts)
-        self.crossing = None
+        self.transpose_tiles = None
 
-    def _tile(self, plan: Crossing, w: Var, starts: dict[Var, Var]) -> None:
+    def _tile(self, plan: TransposeTiles, w: Var, starts: dict[Var, Var]) -> None:
         u, edge = plan.rows, plan.edge
         ends = {v: self._end(v, starts[v].name, edge) for v in (u, w)}
         counts = {v: str(edge) if _whole(v, edge) else f"{ends[v]} - {starts[v].name}" for v in (u, w)}
@@ -169,12 +169,12 @@ class TileWriter(OuterWriter):
                 key = plan.loads.get(n)
                 if key is None or key in plan.arrays:
                     continue
-                name = plan.arrays[key] = self.fresh("turned")
+                name = plan.arrays[key] = self.fresh("transposed")
                 self.line(f"alignas(64) {MEMORY[n.dtype]} {name}[{edge * edge}];")
                 buffer, e = key
                 self.line(f"transpose({name}, {edge}, {buffer} + {corner(e)}, {jump(e, w)}, {counts[w]}, {counts[u]});")
         for s in plan.stores:
-            name = plan.outs[id(s)] = self.fresh("turned")
+            name = plan.outs[id(s)] = self.fresh("transposed")
             self.line(f"alignas(64) {MEMORY[self.stored_dtype(s)]} {name}[{edge * edge}];")
         head = f"for (int64_t {u.name} = {starts[u].name}; {u.name} < {ends[u]}; ++{u.name})"
         with self.block(head, u):
@@ -215,14 +215,14 @@ class TileWriter(OuterWriter):
 
     # -- accesses through arrays ---------------------------------------------------------------------------------------
     def _load(self, node: Node, vector: bool) -> str:
-        plan = self.crossing
+        plan = self.transpose_tiles
         if plan is None or not vector or node not in plan.loads:
             return super()._load(node, vector)
         n = f", {self.count}" if self.count is not None else ""
         return f"loadu({plan.arrays[plan.loads[node]]} + row + {self.lane_text()}{n})"
 
     def store_vector(self, s: FlatStatement) -> None:
-        plan = self.crossing
+        plan = self.transpose_tiles
         name = plan.outs.get(id(s)) if plan is not None else None
         if name is None:
             super().store_vector(s)
@@ -242,7 +242,7 @@ def _whole(v: Var, edge: int) -> bool:
     return isinstance(v.extent, int) and v.extent % edge == 0
 
 
-def across(e: Expr, u: Var, w: Var, size: int, line: int) -> bool:
+def is_transposed(e: Expr, u: Var, w: Var, size: int, line: int) -> bool:
     """Whether neighbours along `u` share a cache line of `line` bytes, and neighbours along `w` do not lie side by side."""
     cu, cw = e.coefficient(u), e.coefficient(w)
     if cu is None or cw is None or not cu.is_const or not 0 < int(cu) * size <= line // 2:

@@ -45,7 +45,7 @@ WIDTH_CHECK = (
 @dataclass(frozen=True)
 class Unit:
     """Source text, and for each kernel of the plan the C symbol that runs it (layers of a model share symbols). Calls say no number of
-    programs, and each runs one kernel: `programs`, `groups` and `tables` are empty. `routines`: how many sizes each call of a routine takes.
+    programs, and each runs one kernel: `programs`, `groups` and `pointer_tables` are empty. `routines`: how many sizes each call of a routine takes.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Unit:
     arity: dict[str, int]
     programs: Mapping[str, Size] = field(default_factory=dict)
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tables: frozenset[str] = frozenset()
+    pointer_tables: frozenset[str] = frozenset()
     routines: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -16,27 +16,27 @@ from ...generated.tuning import Tuning
 from ..ir.index import Val, Var, expr, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..ir.quote import comment_text
-from ..kernels.plan import Fold, Kernel, Phase, Reduce, Scan, Statement, Store
+from ..kernels.plan import Accumulate, Kernel, Phase, Reduce, Scan, Statement, Store
 from ..kernels.steps import flat_index
 from ..machine import tuning_of
 from ..tile.apart import read_elsewhere
 from ..tile.approximate import approximate
 from ..tile.blocks import most_points
-from ..tile.branches import Branches, branches
 from ..tile.horizontal import Members
 from ..tile.idle import as_rendered, idle_where
-from ..tile.launch import launch, wide
+from ..tile.index_sets import IndexSets, split_index_set
+from ..tile.launch import launch, needs_int64_index
 from ..tile.legal import atomic
 from ..tile.passes import Online
-from ..tile.resident import UNROLLED, cache_hints, kept_rows
+from ..tile.resident import UNROLLED, eviction_policies, resident_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
+from .triton_cooperative import ARGUMENTS, Cooperative
 from .triton_gather import ROUND, accumulators, rounds
-from .triton_group import arguments, blocks_of, constants, selection
+from .triton_horizontal import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import update_online
 from .triton_reductions import Reductions
-from .triton_team import ARGUMENTS, Team
 from .triton_values import (
     BARRIER,
     IMPORTS,
@@ -53,7 +53,7 @@ from .triton_values import (
     steps_there,
 )
 
-NO_HOMES: Mapping[str, str] = MappingProxyType({})
+NO_ALLOCATION_ROOTS: Mapping[str, str] = MappingProxyType({})
 PROGRAM = "tl.program_id(0)"
 
 
@@ -61,25 +61,28 @@ def render_kernel(
     kernel: Kernel,
     layouts: dict[str, Buffer],
     name: str | None = None,
-    homes: Mapping[str, str] = NO_HOMES,
+    allocation_roots: Mapping[str, str] = NO_ALLOCATION_ROOTS,
     members: Members | None = None,
     tuning: Tuning | None = None,
     program: str = PROGRAM,
 ) -> str:
     """A Triton module with one function: pointers to what is read, to what is written, sizes, XBLOCK and RBLOCK.
 
-    homes    for buffers that are in the memory of another (updates in place), which one.
-    members  one function for kernels that are alike but for buffers and numbers of points (`triton_group`): their pointers, one kernel's after
-             another's, then these numbers; or a table of all that, and how many there are.
-    tuning   the table that its blocks come from.
-    program  which block of points it computes.
-    Booleans are behind pointers to 8-bit integers. What a kernel cannot be was found before (`tile/legal.py`).
+    allocation_roots  for buffers that are in the memory of another (updates in place), which one.
+    members           one function for kernels that differ only in buffers and numbers of points (`triton_horizontal`): their pointers, one kernel's
+                      after another's, then these numbers; or a pointer table, and how many there are.
+    tuning            the table that its blocks come from.
+    program           which block of points it computes.
+
+    Booleans are behind pointers to 8-bit integers. Kernels that Triton cannot express were refused before (`tile/legal.py`).
     """
     shape = launch(kernel, layouts)
     if shape.product:
-        functions = render_matrices(kernel, layouts, name or kernel.name, wide(kernel, layouts, shape))
+        functions = render_matrices(kernel, layouts, name or kernel.name, needs_int64_index(kernel, layouts, shape))
         return "\n".join([*IMPORTS, *functions]) + "\n"
-    return _Renderer(kernel, layouts, name or kernel.name, homes, members, tuning or tuning_of(), program).render()
+    return _Renderer(
+        kernel, layouts, name or kernel.name, allocation_roots, members, tuning or tuning_of(), program
+    ).render()
 
 
 class _Renderer:
@@ -88,7 +91,7 @@ class _Renderer:
         kernel: Kernel,
         layouts: Mapping[str, Buffer],
         name: str,
-        homes: Mapping[str, str],
+        allocation_roots: Mapping[str, str],
         members: Members | None,
         tuning: Tuning,
         program: str,
@@ -97,33 +100,32 @@ class _Renderer:
         kernel, layouts = as_rendered(kernel, layouts, self.launch)
         self.kernel = kernel
         self.layouts, self.name = layouts, name
-        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, homes)
-        self.asked: list[str] = []  # of such a kernel: whether there is something to do
-        read = {homes.get(b, b) for b in kernel.reads}
-        self.in_place = {b for b in kernel.writes if homes.get(b, b) in read}
+        self.idle = None if members or program != PROGRAM else idle_where(kernel, layouts, allocation_roots)
+        self.asked: list[str] = []  # lines that ask whether such a kernel has something to do
+        read = {allocation_roots.get(b, b) for b in kernel.reads}
+        self.in_place = {b for b in kernel.writes if allocation_roots.get(b, b) in read}
         self.two_dim = any(product(v.extent for v in p.inner) != 1 for p in kernel.phases)
         self.lines: list[str] = []
-        self.wide = wide(kernel, layouts, self.launch)
-        self.reductions = Reductions(self.launch, self.wide)
-        self.team = Team(kernel, self.launch) if kernel.team > 1 else None
-        program = self.team.row if self.team else program
-        self.program = f"{program}.to(tl.int64)" if self.wide else program
+        self.int64_index = needs_int64_index(kernel, layouts, self.launch)
+        self.reductions = Reductions(self.launch, self.int64_index)
+        self.cooperative = Cooperative(kernel, self.launch) if kernel.splits > 1 else None
+        program = self.cooperative.row if self.cooperative else program
+        self.program = f"{program}.to(tl.int64)" if self.int64_index else program
         top = Scope(self.lines)
-        self.v = Values(layouts, top, top, self.two_dim, self.wide)
+        self.v = Values(layouts, top, top, self.two_dim, self.int64_index)
         self.v.each = max(4, kernel.gpu.limits.vector // self.launch.bytes)
-        walk = len(kernel.walk)
-        points = kernel.outer[: len(kernel.outer) - walk]
+        points = kernel.outer[: len(kernel.outer) - len(kernel.grid_loop)]
         self.v.across = tuple(v for v in points if v.extent != 1)
         self.v.along = () if self.two_dim else self.v.across
         self.points = self._digits(points, "xindex")
-        self.walk_points = self._digits(kernel.walk, "walked") if walk else []
-        self.before: list[str] = []  # the walk
+        self.grid_points = self._digits(kernel.grid_loop, "grid_index") if kernel.grid_loop else []
+        self.before: list[str] = []  # the grid loop
         self.after: list[str] = []
         self.scratch = {b.name: b for b in kernel.scratch}
         self.mapped = over_groups(kernel)
         self.v.approximate = approximate(st for _, _, body in self.mapped for st in body)
         self.read_elsewhere = read_elsewhere([st for _, _, body in self.mapped for st in body])
-        self.rows = kept_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
+        self.resident = resident_rows(kernel, self.mapped, layouts, self.launch, self.tuning)
         self.stored: set[Node] = set()  # at the loops of a group: values that are known since they were stored
         self.stores = Counter(st.buffer for p in kernel.phases for st in p.body if not isinstance(st, Reduce))
         self.scopes: dict[int, Scope] = {}  # of a persistent kernel: the values over the loops of each group
@@ -131,8 +133,8 @@ class _Renderer:
     # -- the function --------------------------------------------------------------------------------------------------
     def render(self) -> str:
         block = most_points(self.launch.bytes, self.tuning)
-        if self.members is None and self.idle is None and (cut := branches(self.kernel, block)) is not None:
-            self.branched(cut, block)
+        if self.members is None and self.idle is None and (sets := split_index_set(self.kernel, block)) is not None:
+            self.by_index_sets(sets, block)
             return self._module()
         if self.idle is not None:
             there = self.v.node(self.idle)
@@ -145,35 +147,35 @@ class _Renderer:
             touched = {ld.attr.buffer for st in phase.body for root in roots(st) for ld in root.loads()}
             touched |= {st.buffer for st in phase.body if isinstance(st, Store) and st.mode != "set"}
             if touched & written and not self._held(mapped[2], written):
-                assert not self.team, "a program would read what another one stores"
+                assert not self.cooperative, "a program would read what another one stores"
                 self.lines.append(BARRIER)
                 self._forget()
             self.phase(phase, *mapped)
             written |= {st.buffer for st in phase.body if not isinstance(st, Reduce) and st.buffer not in self.scratch}
-        if self.team:
-            self.lines.append(self.team.leaves())
+        if self.cooperative:
+            self.lines.append(self.cooperative.reset_barrier())
         return self._module()
 
-    def branched(self, cut: Branches, block: int) -> None:
-        """One branch for each piece of a loop."""
+    def by_index_sets(self, sets: IndexSets, block: int) -> None:
+        """One branch for each range of a loop."""
         lines = self.lines
         lines.append(f"tl.static_assert({block} % XBLOCK == 0)")
-        step = "" if cut.step == 1 else f" // {cut.step}"
-        lines.append(f"first = {self.program} * XBLOCK{step} % {cut.extent}")
-        for k, (end, body) in enumerate(cut.pieces):
+        step = "" if sets.step == 1 else f" // {sets.step}"
+        lines.append(f"first = {self.program} * XBLOCK{step} % {sets.extent}")
+        for k, (end, body) in enumerate(sets.ranges):
             self.lines = []
-            self.v.flat = self.v.deep = Scope(self.lines)
+            self.v.outer_scope = self.v.inner_scope = Scope(self.lines)
             self.v.approximate = approximate(body)
             self._values_first(body)
             for st in body:
-                self.flat_statement(st)
-            last = k == len(cut.pieces) - 1
+                self.outer_statement(st)
+            last = k == len(sets.ranges) - 1
             lines.append("else:" if last else f"{'elif' if k else 'if'} first < {end}:")
             lines += [f"    {line}" for line in self.lines]
         self.lines = lines
 
     def _held(self, body: tuple[Statement, ...], written: set[str]) -> bool:
-        """Whether all that a phase reads of what earlier ones have written are values that the reading threads have in registers."""
+        """Whether a phase reads of what earlier ones have written only values that the reading threads have in registers."""
         if not self.launch.persistent or any(isinstance(st, Store) and st.mode != "set" for st in body):
             return False
         loads = {ld for st in body for root in roots(st) for ld in root.loads() if ld.attr.buffer in written}
@@ -182,13 +184,13 @@ class _Renderer:
     def _forget(self) -> None:
         """Values read before a store may be stale after it."""
         self.stored.clear()
-        for scope in (self.v.flat, *self.scopes.values()):
+        for scope in (self.v.outer_scope, *self.scopes.values()):
             scope.names.clear()
 
     def _module(self) -> str:
         buffers = (*self.kernel.reads, *self.kernel.writes)
         taken = arguments(len(buffers), self.members) if self.members else [*buffers, *self.kernel.symbols]
-        taken += ARGUMENTS if self.team else ()
+        taken += ARGUMENTS if self.cooperative else ()
         head = [
             *IMPORTS,
             "@triton.jit",
@@ -201,17 +203,19 @@ class _Renderer:
         if self.members:
             types = ["tl.int8" if (t := self.layouts[b].dtype) == "bool" else TYPES[t] for b in buffers]
             body = [*selection(buffers, types, self.members), *named, *self.before]
-            body += blocks_of([*self.points, *self.lines], self.members, self.wide)
+            body += blocks_of([*self.points, *self.lines], self.members, self.int64_index)
             return "\n".join(head + [f"    {line}" for line in body]) + "\n"
-        points = self.v.expr(expr(self.team.rows if self.team else self.launch.outer))
+        points = self.v.expr(expr(self.cooperative.rows if self.cooperative else self.launch.outer))
         if self.asked:
             loop = strided_blocks([*self.points, *self.lines], points, self.program, column)
             return "\n".join(head + [f"    {line}" for line in [*named, *self.asked, *loop]]) + "\n"
         body = [f"xindex = {self.program} * XBLOCK + tl.arange(0, XBLOCK){column}", f"xmask = xindex < {points}"]
         body += self.points + named + self.before
-        if self.kernel.walk:
-            body.append(f"for walk in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.walk)))}):")
-            inside = ["walked = xindex * 0 + walk", *self.walk_points, *self.lines]
+        if self.kernel.grid_loop:
+            body.append(
+                f"for grid_step in range(0, {self.v.expr(expr(product(v.extent for v in self.kernel.grid_loop)))}):"
+            )
+            inside = ["grid_index = xindex * 0 + grid_step", *self.grid_points, *self.lines]
             body += [*(f"    {line}" for line in inside), *self.after]
         else:
             body += self.lines
@@ -240,32 +244,35 @@ class _Renderer:
         if self.two_dim:
             self.v.along = loops
         if not loops:
-            self.v.deep = self.v.flat
+            self.v.inner_scope = self.v.outer_scope
             self._values_first(body)
             for st in body:
-                self.flat_statement(st)
+                self.outer_statement(st)
             return
         count = self.v.expr(expr(product(v.extent for v in loops)))
         if not self.launch.persistent:
             self.looped(phase, body, group, loops, count)
-            self.v.kept, self.v.slow, self.v.rows = {}, {}, {}
+            self.v.eviction, self.v.slow, self.v.resident = {}, {}, {}
             return
         if group not in self.scopes:
             self.scopes[group] = Scope(self.lines)
-            lines = self.before if self.kernel.walk else self.lines
-            if self.team:
-                lines += self.team.piece(group, count, self.wide)
+            lines = self.before if self.kernel.grid_loop else self.lines
+            if self.cooperative:
+                lines += self.cooperative.split_index(group, count, self.int64_index)
             else:
-                lines += [f"rindex{group} = {steps(self.wide)}", f"rmask{group} = {steps_there(group, count, True)}"]
+                lines += [
+                    f"rindex{group} = {steps(self.int64_index)}",
+                    f"rmask{group} = {steps_there(group, count, True)}",
+                ]
             lines += self._digits(loops, f"rindex{group}")
-        self.v.deep = self.scopes[group]
+        self.v.inner_scope = self.scopes[group]
         self._values_first(body)
         for st in body:
-            self.tile_statement(st, group, loops)
-        if self.team and (ended := [st for st in body if isinstance(st, Reduce)]):
-            told = self.team.meets(self.lines, [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in ended])
-            for st, all_ in zip(ended, told, strict=True):
-                self.lines.append(f"{st.name} = {self.reductions.reduced(st, all_, '', 0)}")
+            self.inner_statement(st, group, loops)
+        if self.cooperative and (reduced := [st for st in body if isinstance(st, Reduce)]):
+            named = [(st.name, identity_of(st.kind, st.dtype), st.dtype) for st in reduced]
+            for st, partials in zip(reduced, self.cooperative.gather_partials(self.lines, named), strict=True):
+                self.lines.append(f"{st.name} = {self.reductions.reduced(st, partials, '', 0)}")
 
     def _values_first(self, body: tuple[Statement, ...]) -> None:
         """Read everything before the first store, which may be in place; but not what this phase itself stores."""
@@ -275,7 +282,7 @@ class _Renderer:
             for root in loaded:
                 self.v.node(root)
 
-    def flat_statement(self, st: Statement) -> None:
+    def outer_statement(self, st: Statement) -> None:
         if isinstance(st, Reduce):
             value = self.v.constant(0, "int64") if is_position(st) else self.v.node(st.value)
             if is_position(st) or self.v.depends(st.value) == (False, False):
@@ -287,45 +294,45 @@ class _Renderer:
         else:
             self.store(st, self.v.node(st.value), False)
 
-    def tile_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
+    def inner_statement(self, st: Statement, group: int, loops: tuple[Var, ...]) -> None:
         value = self.v.node(st.value)
         if isinstance(st, Reduce):
             self.v.local[st.name] = st.name
-            name = self.team.own(st.name) if self.team else st.name
-            block = self.reductions.spread(st, value, group)
+            name = self.cooperative.partial(st.name) if self.cooperative else st.name
+            block = self.reductions.masked(st, value, group)
             self.lines.append(f"{name} = {self.reductions.reduced(st, block, f'rindex{group}')}")
         elif isinstance(st, Scan):
             one = self._scanned(st, value, loops, group)
             self.store(st, one, True)
-        elif isinstance(st, Fold):
-            self.fold(st, value, group)
+        elif isinstance(st, Accumulate):
+            self.accumulate(st, value, group)
         else:
             self.store(st, value, True)
 
-    def fold(self, st: Fold, value: str, group: int) -> None:
-        """An accumulator for the whole row: set before the walk, stored after it."""
+    def accumulate(self, st: Accumulate, value: str, group: int) -> None:
+        """An accumulator for the whole row: set before the grid loop, stored after it."""
         acc, dtype = f"{st.buffer}_acc", st.value.dtype
         self.before.append(f"{acc} = tl.full([XBLOCK, RBLOCK], {identity_of(st.kind, dtype)}, {held(dtype)})")
         combined = f"{TRITON_COMBINE[st.kind]}({acc}, {value})"
         self.lines.append(f"{acc} = tl.where(xmask & rmask{group}, {combined}, {acc})")
-        deep, self.v.deep = self.v.deep, Scope(self.after)
+        scope, self.v.inner_scope = self.v.inner_scope, Scope(self.after)
         self.store(st, acc, True)
-        self.v.deep = deep
+        self.v.inner_scope = scope
 
     def looped(self, phase: Phase, body: tuple[Statement, ...], group: int, loops: tuple[Var, ...], count: str) -> None:
         """A loop over tiles: accumulators before, statements inside, final reductions after."""
         before: list[str] = []
-        inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
+        inside = [f"rindex{group} = {steps(self.int64_index, 'roffset')}"]
         gathers = self.launch.gathers
         inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
         inside += self._digits(loops, f"rindex{group}")
-        self.v.deep = Scope(inside)
+        self.v.inner_scope = Scope(inside)
         self.v.slow = slow_digits(loops)
         at = self.kernel.phases.index(phase)
-        self.v.kept, self.v.rows = cache_hints(self.kernel, at), self.rows[at]
+        self.v.eviction, self.v.resident = eviction_policies(self.kernel, at), self.resident[at]
         ends: list[tuple[Reduce, str]] = []
         self._values_first(body)
         for st in body:
@@ -350,13 +357,13 @@ class _Renderer:
             after.append(f"{st.name} = {self.reductions.reduced(st, acc, f'{st.name}_pos')}")
             self.v.local[st.name] = st.name
         self.lines += before
-        self.lines += [f"{row.tiles} = ()" for row in self.v.rows.values() if row.first]
+        self.lines += [f"{row.tiles} = ()" for row in self.v.resident.values() if row.first]
         count = self.v.bound(count)
         tiles = f"range(0, {count}, RBLOCK)"
-        if self.launch.passes < 2 and not self.launch.across and all(isinstance(st, Reduce) for st in body):
-            # Loads of the second tile are on their way while the first is worked on.
+        if self.launch.passes < 2 and not self.launch.outer_reduction and all(isinstance(st, Reduce) for st in body):
+            # The second tile is loaded while the first is worked on.
             tiles = f"tl.range(0, {count}, RBLOCK, loop_unroll_factor=2)"
-        if self.v.rows:
+        if self.v.resident:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
         loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
         self.lines += rounds(count, inside) if gathers else loop
@@ -372,58 +379,58 @@ class _Renderer:
         """The scan of a tile, continued from the tiles before it."""
         name, carry = self.v.fresh(), self.v.fresh()
         own = held(st.value.dtype)
-        # The running total of a long sum loses digits in float32: what is carried from tile to tile is held in the dtype that is declared.
+        # The running total of a long sum loses digits in float32: what is carried from tile to tile has the declared accumulation dtype.
         accumulation = SCANS[st.kind].triton
         wider = accumulation is not None and own == "tl.float32"
         total = TYPES[accumulation.dtype("float32")] if accumulation is not None and wider else own
         before.append(f"{carry} = tl.full([XBLOCK, 1], {identity_of(st.kind, st.value.dtype, True)}, {total})")
-        combine, lines = TRITON_COMBINE[st.kind], self.v.deep.lines
+        combine, lines = TRITON_COMBINE[st.kind], self.v.inner_scope.lines
         scan = self.reductions.scanned(st, value, loops, group)
         lines.append(f"{name} = {combine}(tl.broadcast_to({carry}, [XBLOCK, RBLOCK]), {scan}.to({total})).to({own})")
-        last = f"tl.reduce({self.reductions.spread(st, value, group)}, 1, {combine})[:, None].to({total})"
+        last = f"tl.reduce({self.reductions.masked(st, value, group)}, 1, {combine})[:, None].to({total})"
         lines.append(f"{carry} = {combine}({carry}, {last}).to({total})")
         return name
 
     # -- stores --------------------------------------------------------------------------------------------------------
-    def store(self, st: Store | Scan, value: str, deep: bool) -> None:
+    def store(self, st: Store | Scan, value: str, inner: bool) -> None:
         if st.buffer in self.scratch:
-            # A tile that is left stays in registers: its loads are this value.
-            kept = self.v.fresh()
-            self.lines.append(f"{kept} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if deep else '1'}])")
-            self.v.local[st.buffer] = kept
-            if deep:
-                self.v.deep_tiles.add(st.buffer)
+            # A scratch tile stays in registers: its loads are this value.
+            tile = self.v.fresh()
+            self.lines.append(f"{tile} = tl.broadcast_to({value}, [XBLOCK, {'RBLOCK' if inner else '1'}])")
+            self.v.local[st.buffer] = tile
+            if inner:
+                self.v.inner_tiles.add(st.buffer)
             return
         for e in st.index:
             for a in sorted(e.atoms(), key=lambda a: a.text):
                 if isinstance(a, Val):
                     self.v.node(a.node)
-        where = self.v.expr(self.v.together(flat_index(st.index, self.layouts[st.buffer])))
-        mask = f"xmask & {self.v.inner_mask}" if deep else "xmask"
-        if self.team and not deep:
-            mask += self.team.once
+        where = self.v.expr(self.v.by_common_index(flat_index(st.index, self.layouts[st.buffer])))
+        mask = f"xmask & {self.v.inner_mask}" if inner else "xmask"
+        if self.cooperative and not inner:
+            mask += self.cooperative.store_once
         if isinstance(st, Store) and st.mask is not None:
             mask = f"{mask} & {self.v.node(st.mask)}"
         dtype = self.layouts[st.buffer].dtype
         mode = st.mode if isinstance(st, Store) else "set"
         # Pointer and value must be blocks of one shape.
-        shape = "[XBLOCK, RBLOCK]" if deep else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
+        shape = "[XBLOCK, RBLOCK]" if inner else "[XBLOCK, 1]" if self.two_dim else "[XBLOCK]"
         typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
-        if self.two_dim and not deep and self.read_elsewhere(st):
+        if self.two_dim and not inner and self.read_elsewhere(st):
             typed = f"tp.apart({typed})"
         arguments = (
             f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {shape}), tl.broadcast_to({typed}, {shape}), {mask}"
         )
-        lines = self.v.deep.lines if deep else self.lines
+        lines = self.v.inner_scope.lines if inner else self.lines
         if mode == "set":
             if st.buffer in self.in_place and self.two_dim:
                 settle(lines)
-            # What is read again by now should stay in the cache longer than what is done.
-            hint = ', eviction_policy="evict_first"' if deep and "evict_first" in self.v.kept.values() else ""
+            # Rows that are read again should stay in the cache longer than stored values.
+            hint = ', eviction_policy="evict_first"' if inner and "evict_first" in self.v.eviction.values() else ""
             lines.append(f"tl.store({arguments}{hint})")
             if isinstance(st, Store) and st.mask is None:
-                # Who reads it back in this phase has it: another thread's store may not have arrived.
-                scope = self.v.deep if deep else self.v.flat
+                # What reads it back in this phase takes the value: another thread's store may not have arrived.
+                scope = self.v.inner_scope if inner else self.v.outer_scope
                 stored = load(st.buffer, st.index, dtype)
                 scope.names[stored] = value
                 self.stored.add(stored)

@@ -32,27 +32,29 @@ from .triton_product import render_product
 from .triton_values import TYPES
 
 
-def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_matrices(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool) -> list[str]:
     """The functions of a kernel that uses the matrix units; without imports."""
     if kernel.tile is not None:
-        return render_fused(kernel, layouts, name, wide)
+        return render_fused(kernel, layouts, name, int64_index)
     if kernel.parts:
-        return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, wide).render()
+        return _Renderer(attention_of(kernel, layouts), kernel, layouts, name, int64_index).render()
     product = contraction(kernel, layouts)
     assert product is not None
-    return render_product(product, kernel, layouts, name, wide)
+    return render_product(product, kernel, layouts, name, int64_index)
 
 
 class _Renderer(Functions):
-    def __init__(self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
-        super().__init__(kernel, layouts, name, wide, found.batch, found.views)
+    def __init__(
+        self, found: Attention, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+    ) -> None:
+        super().__init__(kernel, layouts, name, int64_index, found.batch, found.views)
         self.found, self.gpu = found, kernel.gpu
         logits, self.factor = factored(unrounded(found.logits, found.score[0]))
         self.seen, self.free = MaskBounds(), Free(logits)
         if len(found.rows) == len(found.columns) == 1:
             at = found.rows[0], found.columns[0]
             self.seen, self.free = mask_bounds(logits, *at), free_columns(logits, *at)
-        self.told = data_mask_bounds(logits, found.rows, found.columns, found.score[0])
+        self.data_bounds = data_mask_bounds(logits, found.rows, found.columns, found.score[0])
 
     def render(self) -> list[str]:
         f = self.found
@@ -64,9 +66,9 @@ class _Renderer(Functions):
         )
         for side, outer, inner, value in sides:
             lines += [*self.operand(side, outer, (inner,), value), "", ""]
-        lines += [*self._logits(), "", "", *self._kept(), "", ""]
-        for k, told in enumerate(self.told):
-            lines += self._told(k, told)
+        lines += [*self._logits(), "", "", *self._masked(), "", ""]
+        for k, bound in enumerate(self.data_bounds):
+            lines += self._data_bound(k, bound)
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     # -- functions of a block ------------------------------------------------------------------------------------------
@@ -77,28 +79,28 @@ class _Renderer(Functions):
         v, digits = self.values(lines, f.rows, f.columns)
         name = f.score[0]
         v.local[name] = name
-        v.deep_tiles.add(name)
+        v.inner_tiles.add(name)
         if (dtype := score_dtype(logits, name)) in HALF:
             lines.append(f"{name} = tp.to_dtype({name}, {TYPES[dtype]})")
         lines.append(f"return tl.broadcast_to({v.node(logits)}, [XBLOCK, RBLOCK])")
         return self.function("logits", v, lines, digits, name)
 
-    def _kept(self) -> list[str]:
-        """Those that coordinates do not leave out; -inf for others, and beyond the columns."""
+    def _masked(self) -> list[str]:
+        """Logits of a block with -inf where coordinates leave them out, and beyond the columns."""
         f = self.found
         lines: list[str] = []
         v, digits = self.values(lines, f.rows, f.columns)
         asked = [v.node(n) if holds else f"({v.node(n)} == 0)" for n, holds in self.free.conditions]
         lines.append(f'return tl.where({" & ".join(["rmask0", *asked])}, logits, float("-inf"))')
-        return self.function("kept", v, lines, digits, "logits")
+        return self.function("masked", v, lines, digits, "logits")
 
-    def _told(self, k: int, told: DataMaskBounds) -> list[str]:
-        """What data say of a row, and of a column."""
+    def _data_bound(self, k: int, bound: DataMaskBounds) -> list[str]:
+        """What data brings for a row, and for a column."""
         f = self.found
         sides: list[tuple[str, tuple[Var, ...], tuple[Var, ...], Node, str]]
-        sides = [(f"column{k}", (), f.columns, told.column, "[1, RBLOCK]")]
-        if told.row is not None:
-            sides.append((f"row{k}", f.rows, (), told.row, "[XBLOCK, 1]"))
+        sides = [(f"column{k}", (), f.columns, bound.column, "[1, RBLOCK]")]
+        if bound.row is not None:
+            sides.append((f"row{k}", f.rows, (), bound.row, "[XBLOCK, 1]"))
         made: list[str] = []
         for side, outer, inner, value, shape in sides:
             lines: list[str] = []
@@ -179,10 +181,10 @@ class _Renderer(Functions):
             cut.append(f"(roffset < first + XBLOCK - {1 + live.before})")
         if live.behind is not None:
             cut.append(f"(roffset + RBLOCK > first + {1 + live.behind})")
-        kept = [f"if {' | '.join(cut)}:", f"    logits = {self.name}_kept({index}, logits, XBLOCK, RBLOCK)"]
+        masked = [f"if {' | '.join(cut)}:", f"    logits = {self.name}_masked({index}, logits, XBLOCK, RBLOCK)"]
         if len(cut) == 1:
-            kept = [f"if {columns} % RBLOCK != 0:", *(f"    {line}" for line in kept)]
-        return [*lines, *kept]
+            masked = [f"if {columns} % RBLOCK != 0:", *(f"    {line}" for line in masked)]
+        return [*lines, *masked]
 
     def _block_of_values(self) -> str:
         given, width = ", ".join(self.buffers), least_block(self.found.width, self.gpu)
@@ -196,19 +198,19 @@ class _Renderer(Functions):
             lines[1] = f"start = tl.maximum(first - {seen.before}, 0) // RBLOCK * RBLOCK"
         if seen.behind is not None:
             lines[2] = f"stop = tl.maximum(tl.minimum(all, first + XBLOCK + {seen.behind}), 0)"
-        return [*lines, *self._told_bounds()]
+        return [*lines, *self._data_bounds()]
 
-    def _told_bounds(self) -> list[str]:
+    def _data_bounds(self) -> list[str]:
         """From where to where data say that there are columns with logits for some row of the block."""
-        if not self.told:
+        if not self.data_bounds:
             return []
         given, columns = ", ".join(self.buffers), count(self.found.columns)
         step = min(self.gpu.tuning.attention.looked_at, max(self.gpu.limits.mma.edge, 1 << (columns - 1).bit_length()))
         lines: list[str] = []
         live = ["there"]
-        for k, told in enumerate(self.told):
+        for k, bound in enumerate(self.data_bounds):
             column = f"{self.name}_column{k}({given}, batch, xindex, xmask, index, there, XBLOCK, {step})"
-            if told.row is None:
+            if bound.row is None:
                 live.append(column)
                 continue
             row = f"{self.name}_row{k}({given}, batch, xindex, xmask, dindex, dmask, XBLOCK, 1)"
@@ -224,7 +226,7 @@ class _Renderer(Functions):
                 "lt": ("> least",),
                 "eq": (">= least", "<= most"),
             }
-            live += [f"({column} {limit}{k})" for limit in limits[told.op]]
+            live += [f"({column} {limit}{k})" for limit in limits[bound.op]]
         inside = [
             f"index = (coffset + tl.arange(0, {step})[None, :]){self.long}",
             f"there = index < {columns}",
@@ -245,8 +247,8 @@ class _Renderer(Functions):
     def _rest(self) -> list[str]:
         """Values that no row of the block weighs are multiplied by 0: what is not finite must come out."""
         seen = self.seen
-        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None or self.told else []
-        if seen.behind is not None or self.told:
+        parts = [("0", "tl.minimum(start, all)")] if seen.before is not None or self.data_bounds else []
+        if seen.behind is not None or self.data_bounds:
             parts.append(("tl.maximum((stop + RBLOCK - 1) // RBLOCK * RBLOCK, start)", "all"))
         if not parts:
             return []
@@ -267,8 +269,8 @@ class _Renderer(Functions):
 
 def _loop(start: str, stop: str, gpu: Gpu) -> str:
     """The head of a loop over blocks of columns."""
-    stages = gpu.tuning.attention.stages
-    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={stages}):"
+    num_stages = gpu.tuning.attention.num_stages
+    return f"for roffset in tl.range(tp.bound({start}), tp.bound({stop}), RBLOCK, num_stages={num_stages}):"
 
 
 def _halvings(f: Attention) -> int:

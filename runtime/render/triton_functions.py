@@ -1,4 +1,4 @@
-"""Functions of a kernel that runs steps as one: each computes a block of an operand, or what is made of one, by the emitter of other kernels."""
+"""Functions of a kernel that runs several steps as one. Each computes a block of an operand or of a result, by the emitter of other kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .triton_values import TYPES, Scope, Values
 
 
 class Functions:
-    """What writes them. Each takes the kernel's buffers, the batch, and the index and the mask of a block's rows and columns.
+    """Writes these functions. Each takes the kernel's buffers, the batch, and the index and the mask of a block's rows and columns.
 
     batch  the loops that a program is at one point of.
     views  operands as they lie in memory: a layout under a name of its own, and the buffer.
@@ -23,19 +23,19 @@ class Functions:
         kernel: Kernel,
         layouts: Mapping[str, Buffer],
         name: str,
-        wide: bool,
+        int64_index: bool,
         batch: tuple[Var, ...],
         views: tuple[tuple[Buffer, str], ...],
     ) -> None:
-        self.kernel, self.name, self.wide, self.batch, self.views = kernel, name, wide, batch, views
+        self.kernel, self.name, self.int64_index, self.batch, self.views = kernel, name, int64_index, batch, views
         self.layouts = {**layouts, **{b.name: b for b, _ in views}}
         self.buffers = (*kernel.reads, *kernel.writes)
-        self.long = ".to(tl.int64)" if wide else ""
+        self.long = ".to(tl.int64)" if int64_index else ""
 
     def values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
         """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
-        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.batch)
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.int64_index)
+        v.inner, v.inner_mask, v.uniform = frozenset(inner), "rmask0", frozenset(self.batch)
         v.across, v.along, v.loops = outer, inner, ()
         digits: list[str] = []
         for loops, index in ((self.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):

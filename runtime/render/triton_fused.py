@@ -24,28 +24,28 @@ from .triton_values import TYPES
 SIDES = ("left", "right")
 
 
-def render_fused(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_fused(kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool) -> list[str]:
     """The functions of a kernel; without imports."""
     found, tile = fused_kernel(kernel, layouts)
-    return _Renderer(found, tile, kernel, layouts, name, wide).render()
+    return _Renderer(found, tile, kernel, layouts, name, int64_index).render()
 
 
 class _Renderer(Functions):
     def __init__(
-        self, found: Fused, tile: Tile, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool
+        self, found: Fused, tile: Tile, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
     ) -> None:
-        super().__init__(kernel, layouts, name, wide, found.batch, found.views)
+        super().__init__(kernel, layouts, name, int64_index, found.batch, found.views)
         self.found, self.tile = found, tile
         self.described = described_operands(found, layouts, kernel.gpu) if tile.descriptors else (None, None)
 
     def render(self) -> list[str]:
         f = self.found
         lines: list[str] = []
-        for side, v, value, told in (
+        for side, v, value, described in (
             ("left", f.row, f.left, self.described[0]),
             ("right", f.column, f.right, self.described[1]),
         ):
-            lines += [*self._operand(side, v, value), "", ""] if told is None else []
+            lines += [*self._operand(side, v, value), "", ""] if described is None else []
         return [*lines, *self._end(), "", "", *self._kernel()]
 
     def _operand(self, side: str, outer: Var, value: Node) -> list[str]:
@@ -56,7 +56,7 @@ class _Renderer(Functions):
         v, digits = self.values(lines, (outer,), (self.found.depth,))
         dtype = TYPES[value.dtype]
         made = f"tl.broadcast_to({v.node(value)}, [XBLOCK, RBLOCK]).to({dtype})"
-        if count((self.found.depth,)) % self.tile.steps:
+        if count((self.found.depth,)) % self.tile.block_k:
             made = f"tl.where(rmask0, {made}, tl.zeros([XBLOCK, RBLOCK], {dtype}))"
         lines.append(f"return {made}")
         return self.function(side, v, lines, digits)
@@ -71,12 +71,12 @@ class _Renderer(Functions):
             lines.append(f"{SUM} = {SUM} + ({v.node(f.addend)}).to(tl.float32)")
         lines.append(f"{SUM} = tp.to_dtype({SUM}, {TYPES[f.dtype]})")
         v.local[SUM] = SUM
-        v.deep_tiles.add(SUM)
+        v.inner_tiles.add(SUM)
         stores: list[str] = []
         for st in f.epilogue:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
-            v.deep.names.setdefault(load(st.buffer, st.index, dtype), value)
+            v.inner_scope.names.setdefault(load(st.buffer, st.index, dtype), value)
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"{st.buffer} + tl.broadcast_to(xindex * 0 + {where}, {block})"
             stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")
@@ -85,11 +85,11 @@ class _Renderer(Functions):
     # -- the kernel ----------------------------------------------------------------------------------------------------
     def _kernel(self) -> list[str]:
         f, tile = self.found, self.tile
-        given, rows = ", ".join(self.buffers), blocks_along(f.row, tile.rows)
-        blocks = f"{blocks_along(f.column, tile.columns) * tile.columns} // XBLOCK"
+        given, rows = ", ".join(self.buffers), blocks_along(f.row, tile.block_m)
+        blocks = f"{blocks_along(f.column, tile.block_n) * tile.block_n} // XBLOCK"
         body = [
             f"# {comment_text(', '.join(self.kernel.origins))}",
-            f"ROWS: tl.constexpr = {tile.rows}",
+            f"ROWS: tl.constexpr = {tile.block_m}",
             f"blocks: tl.constexpr = {blocks}",
             f"program = tl.program_id(0) % ({rows} * blocks)",
             f"batch = (tl.program_id(0) // ({rows} * blocks)){self.long}",
@@ -98,10 +98,10 @@ class _Renderer(Functions):
             body += ["row = 0", "column = program"]
         else:
             body += [
-                f"near = program // ({tile.near} * blocks) * {tile.near}",
-                f"side = min({rows} - near, {tile.near})",
-                f"row = near + program % ({tile.near} * blocks) % side",
-                f"column = program % ({tile.near} * blocks) // side",
+                f"first_row = program // ({tile.group_m} * blocks) * {tile.group_m}",
+                f"group_size = min({rows} - first_row, {tile.group_m})",
+                f"row = first_row + program % ({tile.group_m} * blocks) % group_size",
+                f"column = program % ({tile.group_m} * blocks) // group_size",
             ]
         depth = count((f.depth,))
         body += [
@@ -115,7 +115,7 @@ class _Renderer(Functions):
                 for k, (v, block) in enumerate(((f.row, "ROWS"), (f.column, "XBLOCK")))
                 for line in self._descriptor(k, v, block)
             ),
-            f"for roffset in tl.range(0, {depth}, RBLOCK, num_stages={tile.stages}):",
+            f"for roffset in tl.range(0, {depth}, RBLOCK, num_stages={tile.num_stages}):",
         ]
         inside = [
             f"dindex = (roffset + tl.arange(0, RBLOCK)[None, :]){self.long}",
@@ -133,30 +133,30 @@ class _Renderer(Functions):
         return ["@triton.jit", f"def {self.name}({taken}):", *(f"    {line}" for line in body)]
 
     def _descriptor(self, k: int, outer: Var, block: str) -> list[str]:
-        """What tells the blocks of an operand."""
-        told = self.described[k]
-        if told is None:
+        """The line that makes an operand's tensor descriptor."""
+        described = self.described[k]
+        if described is None:
             return []
         side = SIDES[k]
         v, digits = self.values([], (), ())
-        start = v.expr(told.start)
+        start = v.expr(described.start)
         sizes = [str(count((outer,))), str(count((self.found.depth,)))]
         blocks = [block, "RBLOCK"]
-        if not told.along:
+        if not described.along:
             sizes, blocks = sizes[::-1], blocks[::-1]
-        buffer = {b.name: name for b, name in self.views}.get(told.buffer, told.buffer)
-        made = f"tl.make_tensor_descriptor({buffer} + ({start}), [{', '.join(sizes)}], [{told.line}, 1], [{', '.join(blocks)}])"
+        buffer = {b.name: name for b, name in self.views}.get(described.buffer, described.buffer)
+        made = f"tl.make_tensor_descriptor({buffer} + ({start}), [{', '.join(sizes)}], [{described.line}, 1], [{', '.join(blocks)}])"
         return [*digits, f"{side}_blocks = {made}"]
 
     def _block(self, k: int, first: str) -> str:
-        """The block of an operand that a descriptor tells, or nothing."""
-        told = self.described[k]
-        if told is None:
+        """The line that loads a block of an operand by its tensor descriptor; "" if it has none."""
+        described = self.described[k]
+        if described is None:
             return ""
         side = SIDES[k]
         load = (
             f"{side}_blocks.load([{first}, roffset])"
-            if told.along
+            if described.along
             else f"tl.trans({side}_blocks.load([roffset, {first}]))"
         )
         return f"{side} = {load}"

@@ -19,14 +19,18 @@ from ..tile.contraction import Product
 from .triton_values import TYPES, Scope, Values, steps, steps_there
 
 
-def render_product(found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> list[str]:
+def render_product(
+    found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+) -> list[str]:
     """The functions of a kernel: its factors, its end, and the one that is launched; without imports."""
-    return _Renderer(found, kernel, layouts, name, wide).render()
+    return _Renderer(found, kernel, layouts, name, int64_index).render()
 
 
 class _Renderer:
-    def __init__(self, found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, wide: bool) -> None:
-        self.found, self.kernel, self.layouts, self.name, self.wide = found, kernel, layouts, name, wide
+    def __init__(
+        self, found: Product, kernel: Kernel, layouts: Mapping[str, Buffer], name: str, int64_index: bool
+    ) -> None:
+        self.found, self.kernel, self.layouts, self.name, self.int64_index = found, kernel, layouts, name, int64_index
         self.buffers = (*kernel.reads, *kernel.writes)
 
     def render(self) -> list[str]:
@@ -39,8 +43,8 @@ class _Renderer:
 
     def _values(self, lines: list[str], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> tuple[Values, list[str]]:
         """The emitter of a function over blocks of `outer` by `inner`, and the lines that make its loop variables."""
-        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.wide)
-        v.inner, v.inner_mask, v.alike = frozenset(inner), "rmask0", frozenset(self.found.batch)
+        v = Values(self.layouts, Scope(lines), Scope(lines), True, self.int64_index)
+        v.inner, v.inner_mask, v.uniform = frozenset(inner), "rmask0", frozenset(self.found.batch)
         v.across, v.along, v.loops = outer, inner, ()
         digits: list[str] = []
         for loops, index in ((self.found.batch, "batch"), (outer, "xindex"), (inner, "rindex0")):
@@ -81,17 +85,17 @@ class _Renderer:
         v, digits = self._values(lines, f.rows, f.columns)
         for s in f.sums:
             v.local[s.register] = s.register
-            v.deep_tiles.add(s.register)
+            v.inner_tiles.add(s.register)
         stores: list[str] = []
-        for st in f.ends:
+        for st in f.epilogue:
             where = v.expr(flat_index(st.index, self.layouts[st.buffer]))
             dtype, value, block = self.layouts[st.buffer].dtype, v.node(st.value), "[XBLOCK, RBLOCK]"
-            v.deep.names[load(st.buffer, st.index, dtype)] = value
+            v.inner_scope.names[load(st.buffer, st.index, dtype)] = value
             typed = f"({value}).to({'tl.int8' if dtype == 'bool' else TYPES[dtype]})"
             place = f"tl.broadcast_to(xindex * 0 + {where}, {block})"
-            if f.turns is not None:
+            if f.alignment is not None:
                 # What the compiler cannot see: all rows of a block begin at a whole vector.
-                place = f"tl.multiple_of({place}, [1, {f.turns.vector}])"
+                place = f"tl.multiple_of({place}, [1, {f.alignment.vector}])"
             place = f"{st.buffer} + {place}"
             stores.append(f"tl.store({place}, tl.broadcast_to({typed}, {block}), xmask & rmask0)")
         # What is read may be in the memory that is written, and then at the same point: all threads have read theirs.
@@ -101,28 +105,28 @@ class _Renderer:
     def _kernel(self) -> list[str]:
         f = self.found
         rows, columns, along = count(f.rows), count(f.columns), count(f.along)
-        steps_of_rows = f.blocks
-        long = ".to(tl.int64)" if self.wide else ""
+        blocks_of_rows = f.blocks
+        long = ".to(tl.int64)" if self.int64_index else ""
         given = ", ".join(self.buffers)
         sums = [s.register for s in f.sums]
         body = [
             f"# {comment_text(', '.join(self.kernel.origins))}",
             f"ROWS: tl.constexpr = {f.block}",
             f"blocks: tl.constexpr = {f.width} // XBLOCK",
-            f"program = tl.program_id(0) % ({steps_of_rows} * blocks)",
-            f"batch = (tl.program_id(0) // ({steps_of_rows} * blocks)){long}",
+            f"program = tl.program_id(0) % ({blocks_of_rows} * blocks)",
+            f"batch = (tl.program_id(0) // ({blocks_of_rows} * blocks)){long}",
         ]
-        if steps_of_rows == 1:
+        if blocks_of_rows == 1:
             body += ["row = 0", "column = program"]
         else:
-            near = f.sizes.near if f.turns is None else f.sizes.wide_near
+            group = f.sizes.group_m if f.alignment is None else f.sizes.wide_group_m
             body += [
-                f"near = program // ({near} * blocks) * {near}",
-                f"side = min({steps_of_rows} - near, {near})",
-                f"row = near + program % ({near} * blocks) % side",
-                f"column = program % ({near} * blocks) // side",
+                f"first_row = program // ({group} * blocks) * {group}",
+                f"group_size = min({blocks_of_rows} - first_row, {group})",
+                f"row = first_row + program % ({group} * blocks) % group_size",
+                f"column = program % ({group} * blocks) // group_size",
             ]
-        if f.turns is None:
+        if f.alignment is None:
             body += [
                 f"lindex = (row * ROWS + tl.arange(0, ROWS)[:, None]){long}",
                 f"lmask = lindex < {rows}",
@@ -130,22 +134,22 @@ class _Renderer:
                 f"cmask = cindex < {columns}",
             ]
         else:
-            turns = f.turns.count
+            groups = f.alignment.count
             body += [
-                f"first = column * XBLOCK - ((row % {turns}) * {f.turns.line}) % {f.turns.vector}",
-                f"lindex = ((row // {turns} * ROWS + tl.arange(0, ROWS)[:, None]) * {turns} + row % {turns}){long}",
+                f"first = column * XBLOCK - ((row % {groups}) * {f.alignment.line}) % {f.alignment.vector}",
+                f"lindex = ((row // {groups} * ROWS + tl.arange(0, ROWS)[:, None]) * {groups} + row % {groups}){long}",
                 f"lmask = lindex < {rows}",
                 f"cindex = (first + tl.arange(0, XBLOCK)){long}",
                 f"cmask = (cindex >= 0) & (cindex < {columns})",
             ]
         body += [
             *(f"{s} = tl.zeros([ROWS, XBLOCK], tl.float32)" for s in sums),
-            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={f.sizes.stages}):",
+            f"for roffset in tl.range(0, {along}, RBLOCK, num_stages={f.sizes.num_stages}):",
         ]
         step = "batch, {0}index{1}, {0}mask{1}, rindex0, rmask0, {2}, RBLOCK"
         lefts, rights = [f"left{k}" for k in range(len(sums))], [f"right{k}" for k in range(len(sums))]
         inside = [
-            f"rindex0 = {steps(self.wide, 'roffset')}",
+            f"rindex0 = {steps(self.int64_index, 'roffset')}",
             f"rmask0 = {steps_there(0, str(along), False)}",
             f"{', '.join(lefts)} = {self.name}_left({given}, {step.format('l', '', 'ROWS')})",
             f"{', '.join(rights)} = {self.name}_right({given}, {step.format('c', '[:, None]', 'XBLOCK')})",
@@ -153,7 +157,7 @@ class _Renderer:
         ]
         body += [f"    {line}" for line in inside]
         end = f"{self.name}_end({given}, batch, lindex, lmask, cindex[None, :], {{}}, {', '.join(sums)}, ROWS, XBLOCK)"
-        if f.turns is None:
+        if f.alignment is None:
             body.append(end.format("cmask[None, :]"))
         else:
             # A mask that does not change within a vector: whole vectors are stored.

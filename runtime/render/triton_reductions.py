@@ -15,12 +15,12 @@ from .triton_values import TYPES, held, identity_of, is_position, kind_of
 
 @dataclass(frozen=True)
 class Reductions:
-    """`wide`: indices have 64 bits."""
+    """`int64_index`: whether indices have 64 bits."""
 
     launch: Launch
-    wide: bool
+    int64_index: bool
 
-    def spread(self, st: Reduce | Scan, value: str, group: int) -> str:
+    def masked(self, st: Reduce | Scan, value: str, group: int) -> str:
         """The value over the whole tile, the identity outside of the loops."""
         dtype = st.value.dtype
         value = self._positional(st, value)
@@ -56,7 +56,7 @@ class Reductions:
         lines = [f"{names[0]} = tl.full([XBLOCK, RBLOCK], {identity}, {held(dtype)})"]
         lines += [f"{name} = {names[0]}" for name in names[1:]]
         if is_position(st):
-            index = ("tl.int64", 2**63 - 1) if self.wide else ("tl.int32", 2**31 - 1)
+            index = ("tl.int64", 2**63 - 1) if self.int64_index else ("tl.int32", 2**31 - 1)
             lines.append(f"{st.name}_pos = tl.full([XBLOCK, RBLOCK], {index[1]}, {index[0]})")
         return lines
 
@@ -76,4 +76,4 @@ class Reductions:
     def scanned(self, st: Scan, value: str, loops: tuple[Var, ...], group: int) -> str:
         """The running reduction within a tile."""
         assert len(loops) <= 1, st.buffer
-        return f"tl.associative_scan({self.spread(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"
+        return f"tl.associative_scan({self.masked(st, value, group)}, 1, {TRITON_COMBINE[st.kind]})"

@@ -7,26 +7,26 @@ from dataclasses import dataclass, field, replace
 
 from ...generated.languages import TRITON_LANGUAGE
 from ...generated.tuning import Tuning
-from ..fuse.horizontal import together
+from ..fuse.horizontal import horizontal_groups
 from ..ir.index import product
 from ..ir.nodes import Size
 from ..kernels.plan import Kernel, Plan
 from ..kernels.routines import Routine, routines_of
-from ..kernels.steps import home
+from ..kernels.steps import allocation_root
 from ..machine import MEASURED, tuning_of
 from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
-from ..tile.horizontal import MEMBERS, Group, Members, can_join, unit_of
+from ..tile.horizontal import MEMBERS, HorizontalGroup, Members, can_join, unit_of
 from ..tile.idle import goes_in_strides
-from ..tile.last import block_of, followed
+from ..tile.last import block_of, last_block_chains
 from ..tile.launch import launch
 from ..tile.routines import routine_blocks, rows_of
 from .cpp_unit import anonymous
 from .triton import PROGRAM, render_kernel
-from .triton_group import FILL, FILL_NAME, fill_source
-from .triton_last import COUNTER, FOLLOWING, chain_source
+from .triton_cooperative import PARTIAL_BYTES, WORKSPACE
+from .triton_horizontal import FILL, FILL_NAME, fill_source
+from .triton_last import FOLLOWING, SEMAPHORE, chain_source
 from .triton_routines import render_routine
-from .triton_team import SLOT, SPACE
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,24 @@ class TritonKernel:
 
 @dataclass(frozen=True)
 class TritonUnit:
-    """Kernels by the name of the first that has their text; for each function that a wrapper calls (a kernel of the plan, or a group of them)
-    that name, and the number of programs of a launch. `grouped`: by name, those that have no call of their own. `chained`: the functions whose
-    last program runs what follows, with all their kernels; they take the address of a counter last. `teams`: kernels whose programs wait for each
-    other, with the bytes of memory by which they tell each other; they take the address of a counter, and that of this memory, last. `strided`:
-    kernels that are right with any number of programs, since each goes through blocks until all are done, and how many they
-    have at most.
+    """The kernels of a plan, and how its functions (a kernel of the plan, or a group of them) are launched.
+
+    kernels      by the name of the first that has their text.
+    symbols      for each function that a wrapper calls: the name of its kernel.
+    programs     for each of them: the number of programs of a launch.
+    grouped      by name, the kernels that have no call of their own.
+    chained      functions whose last program runs what follows, with all their kernels. They take the address of a semaphore last.
+    cooperative  kernels whose programs wait for each other, with the bytes of their workspace. They take the addresses of a semaphore and of that
+                 workspace last.
+    strided      kernels whose programs go through blocks until all are done, so that any number of programs is right; and how many they have at most.
     """
 
     kernels: dict[str, TritonKernel]
     symbols: dict[str, str]
     programs: dict[str, Size]
-    grouped: dict[str, Group] = field(default_factory=dict)
+    grouped: dict[str, HorizontalGroup] = field(default_factory=dict)
     chained: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    teams: dict[str, int] = field(default_factory=dict)
+    cooperative: dict[str, int] = field(default_factory=dict)
     strided: dict[str, int] = field(default_factory=dict)
 
     def programs_of(self, name: str, points: Size, block: int) -> Size:
@@ -80,9 +84,9 @@ class TritonUnit:
         return {g.name: g.kernels for g in self.grouped.values()} | self.chained
 
     @property
-    def tables(self) -> frozenset[str]:
+    def pointer_tables(self) -> frozenset[str]:
         """The groups whose function takes tensors, and fills a table with their addresses."""
-        return frozenset(g.name for g in self.grouped.values() if g.table)
+        return frozenset(g.name for g in self.grouped.values() if g.pointer_table)
 
 
 def render_triton(
@@ -109,9 +113,9 @@ class _Unit:
     def render(self, boxed: bool) -> TritonUnit:
         kernels = {k.name: k for k in self.plan.kernels()}
         leads = {}
-        for names in together(self.plan, self.key, boxed=boxed):
+        for names in horizontal_groups(self.plan, self.key, boxed=boxed):
             points = tuple(_number(self.shapes[n].outer) for n in names)
-            group = Group(
+            group = HorizontalGroup(
                 f"{names[0]}_x{len(names)}",
                 names,
                 points,
@@ -124,7 +128,7 @@ class _Unit:
         chains: dict[str, tuple[Kernel, ...]] = {}
         if (last := self.tuning.last) is not None:
             free = {name for name in kernels if name not in self.unit.grouped}
-            chains = {c[0].name: c for c in followed(self.plan, self.shapes, free, last)}
+            chains = {c[0].name: c for c in last_block_chains(self.plan, self.shapes, free, last)}
         inside = {k.name for chain in chains.values() for k in chain[1:]}
         for k in kernels.values():
             if k.name in leads:
@@ -149,23 +153,23 @@ class _Unit:
     def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
         """A kernel's source, and what is equal for kernels that are the same binary."""
         buffers = (*k.reads, *k.writes)
-        source = render_kernel(k, self.plan.layouts, name, self.homes(k), members, self.tuning)
+        source = render_kernel(k, self.plan.layouts, name, self.allocation_roots(k), members, self.tuning)
         types = tuple(TRITON_LANGUAGE.dtypes[self.plan.layouts[n].dtype].pointer for n in buffers)
         return source, (anonymous(source, name, (*buffers, *(b.name for b in k.scratch)), comment="#"), types)
 
-    def homes(self, k: Kernel) -> dict[str, str]:
+    def allocation_roots(self, k: Kernel) -> dict[str, str]:
         """For each of the kernel's buffers, the buffer in whose memory it lies."""
-        return {b: home(self.plan, b) for b in (*k.reads, *k.writes)}
+        return {b: allocation_root(self.plan, b) for b in (*k.reads, *k.writes)}
 
     def lone(self, k: Kernel) -> None:
         shape = self.shapes[k.name]
         x = self.add(k, k.name, None, blocks(shape, self.tuning)).xblock
-        if goes_in_strides(k, self.plan.layouts, self.homes(k)):
+        if goes_in_strides(k, self.plan.layouts, self.allocation_roots(k)):
             self.unit.strided[k.name] = k.gpu.costs.idle
         self.unit.programs[k.name] = self.unit.programs_of(k.name, shape.outer, x)
-        if k.team > 1:
+        if k.splits > 1:
             assert x == 1, k.name
-            self.unit.teams[k.name] = SLOT * reductions(k) * _number(shape.outer)
+            self.unit.cooperative[k.name] = PARTIAL_BYTES * reductions(k) * _number(shape.outer)
 
     def routine(self, routine: Routine) -> None:
         name, tile = routine.name, routine_blocks(routine, self.tuning.routine)
@@ -185,10 +189,12 @@ class _Unit:
         tile, pieces, types = blocks(shape, self.tuning), [], []
         for k in chain:
             program = PROGRAM if k is first else FOLLOWING
-            pieces.append(render_kernel(k, self.plan.layouts, k.name, self.homes(k), None, self.tuning, program))
+            pieces.append(
+                render_kernel(k, self.plan.layouts, k.name, self.allocation_roots(k), None, self.tuning, program)
+            )
             types += [TRITON_LANGUAGE.dtypes[self.plan.layouts[b].dtype].pointer for b in (*k.reads, *k.writes)]
         source = chain_source(name, chain, pieces, [block_of(self.shapes[k.name]) for k in others])
-        made = TritonKernel(name, source, (*types, COUNTER), 0, *tile)
+        made = TritonKernel(name, source, (*types, SEMAPHORE), 0, *tile)
         known = anonymous(source, name, tuple(b for k in chain for b in (*k.reads, *k.writes)), comment="#")
         symbol = self.known.setdefault((known, made.pointers, tile), name)
         self.unit.symbols[name] = symbol
@@ -196,20 +202,22 @@ class _Unit:
         self.unit.chained[name] = tuple(k.name for k in chain)
         self.unit.programs[name] = -(-_number(shape.outer) // tile[0])
 
-    def group(self, group: Group, first: Kernel) -> None:
+    def group(self, group: HorizontalGroup, first: Kernel) -> None:
         shape = replace(self.shapes[first.name], outer=max(group.points))
-        kernel = self.add(first, group.name, group.members, group_blocks(group.points, group.table, shape, self.tuning))
+        kernel = self.add(
+            first, group.name, group.members, group_blocks(group.points, group.pointer_table, shape, self.tuning)
+        )
         self.unit.programs[group.name] = group.programs(kernel.xblock * kernel.rblock)
-        if group.table and FILL_NAME not in self.unit.kernels:
+        if group.pointer_table and FILL_NAME not in self.unit.kernels:
             self.unit.kernels[FILL_NAME] = TritonKernel(FILL_NAME, fill_source(), ("i64",), FILL, 1, 1, 1)
             self.unit.symbols[FILL_NAME] = FILL_NAME
 
     def add(self, k: Kernel, name: str, members: Members | None, tile: Blocks) -> TritonKernel:
         """The kernel of this text and with this XBLOCK, RBLOCK and number of warps, which may be that of another name."""
         source, same = self.text(k, name, members)
-        pointers, sizes = (*same[1], *((COUNTER, SPACE) if k.team > 1 else ())), len(k.symbols)
+        pointers, sizes = (*same[1], *((SEMAPHORE, WORKSPACE) if k.splits > 1 else ())), len(k.symbols)
         if members is not None:
-            pointers, sizes = (("i64",), 1) if members.table else (pointers * members.count, 2 * members.count)
+            pointers, sizes = (("i64",), 1) if members.pointer_table else (pointers * members.count, 2 * members.count)
         plain = ""
         if k.tile is not None and k.tile.descriptors:
             plain = self.text(replace(k, tile=replace(k.tile, descriptors=False)), name, members)[0]

@@ -20,7 +20,7 @@ from ..ir.quote import python_string
 from ..kernels.operands import HALF
 from ..kernels.plan import Reduce, Scan
 from ..kernels.steps import flat_index
-from ..tile.resident import Row
+from ..tile.resident import ResidentRow
 from ..tile.runs import runs
 
 IMPORTS = (
@@ -114,11 +114,11 @@ def is_position(st: Reduce | Scan) -> bool:
     return st.kind in ("argmax", "argmin")
 
 
-def steps(wide: bool, start: str = "") -> str:
+def steps(int64_index: bool, start: str = "") -> str:
     """The inner index of a tile."""
     numbers = "tl.arange(0, RBLOCK)[None, :]"
     text = f"{start} + {numbers}" if start else numbers
-    return f"({text}).to(tl.int64)" if wide else text
+    return f"({text}).to(tl.int64)" if int64_index else text
 
 
 def steps_there(group: int, count: str, whole: bool, tiles: str = "RBLOCK") -> str:
@@ -154,26 +154,26 @@ class Scope:
 
 @dataclass
 class Values:
-    """Emits nodes. `inner` are the loops of the current phase: what depends on them goes to `deep`, all else to `flat`.
+    """Emits nodes: what depends on the loops of the current phase (`inner`) in `inner_scope`, all else in `outer_scope`.
 
-    layouts  shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
-    wide     coordinates need 64 bits.
-    approximate   values that may be approximations.
-    kept     what the cache should do with rows of a buffer: Triton's eviction policies.
-    rows     loads of rows of which a part stays in registers.
-    loops    the inner loops, and last their common index.
-    slow     loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
-    alike    loops that a program is at one point of: what depends on nothing else is one element.
-    across   the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
+    layouts      shape, strides and dtype of each global buffer; `local` the variable of each register and tile.
+    int64_index  whether coordinates need 64 bits.
+    approximate  values that may be approximations.
+    eviction     Triton's eviction policy for rows of a buffer.
+    resident     loads of rows of which a part stays in registers.
+    loops        the inner loops, and last their common index.
+    slow         loops whose digit of the inner index is one for a whole tile if RBLOCK divides a number: that number, and a name for that digit.
+    uniform      loops that a program is at one point of: what depends on nothing else is one element.
+    across       the loops along the first dimension of a block, and `along` those along its last; `each` neighbours are loaded by a thread at once.
     """
 
     layouts: Mapping[str, Buffer]
-    flat: Scope
-    deep: Scope
+    outer_scope: Scope
+    inner_scope: Scope
     two_dim: bool
-    wide: bool
+    int64_index: bool
     inner: frozenset[Var] = frozenset()
-    alike: frozenset[Var] = frozenset()
+    uniform: frozenset[Var] = frozenset()
     loops: tuple[Var, ...] = ()
     local: dict[str, str] = field(default_factory=dict)
     loop_names: dict[Atom, str] = field(default_factory=dict)
@@ -181,10 +181,10 @@ class Values:
     across: tuple[Var, ...] = ()
     along: tuple[Var, ...] = ()
     each: int = 4
-    deep_tiles: set[str] = field(default_factory=set)
+    inner_tiles: set[str] = field(default_factory=set)
     approximate: frozenset[Node] = frozenset()
-    kept: dict[str, str] = field(default_factory=dict)
-    rows: Mapping[Node, Row] = field(default_factory=dict)
+    eviction: dict[str, str] = field(default_factory=dict)
+    resident: Mapping[Node, ResidentRow] = field(default_factory=dict)
     slow: dict[Var, tuple[int, str]] = field(default_factory=dict)
     counter: int = 0
     constants: list[str] = field(default_factory=list)
@@ -194,30 +194,30 @@ class Values:
         self.counter += 1
         return f"v{self.counter - 1}"
 
-    def is_deep(self, n: Node) -> bool:
-        return not self.inner.isdisjoint(n.vars()) or any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
+    def is_inner(self, n: Node) -> bool:
+        return not self.inner.isdisjoint(n.vars()) or any(ld.attr.buffer in self.inner_tiles for ld in n.loads())
 
     # -- scalars ---------------------------------------------------------------------------------------------------
     def node(self, root: Node) -> str:
         """Emit what is missing of an expression; returns the variable (or constant) that holds it."""
-        for n in root.walk(lambda n: n in self.flat.names or n in self.deep.names):
+        for n in root.walk(lambda n: n in self.outer_scope.names or n in self.inner_scope.names):
             if n.op == "const":
-                self.flat.names[n] = self.constant(n.attr, n.dtype)
+                self.outer_scope.names[n] = self.constant(n.attr, n.dtype)
                 continue
             if n.op == "load" and n.attr.buffer in self.local:
-                scope = self.deep if n.attr.buffer in self.deep_tiles else self.flat
+                scope = self.inner_scope if n.attr.buffer in self.inner_tiles else self.outer_scope
                 scope.names[n] = self.local[n.attr.buffer]
                 continue
-            scope = self.deep if self.is_deep(n) else self.flat
+            scope = self.inner_scope if self.is_inner(n) else self.outer_scope
             name = self.fresh()
             scope.lines.append(f"{name} = {self.load(n) if n.op == 'load' else self.scalar(n)}")
             scope.names[n] = name
-            if (row := self.rows.get(n)) is not None and row.first:
+            if (row := self.resident.get(n)) is not None and row.first:
                 scope.lines.append(f"{row.tiles} = {row.tiles} + ({name},) if roffset < {row.steps} else {row.tiles}")
         return self.named(root)
 
     def named(self, n: Node) -> str:
-        return self.deep.names[n] if n in self.deep.names else self.flat.names[n]
+        return self.inner_scope.names[n] if n in self.inner_scope.names else self.outer_scope.names[n]
 
     def constant(self, value: float | int | bool, dtype: str) -> str:
         """Typed constants, so that every scalar function knows its argument's type. Defined at the top of the kernel."""
@@ -239,9 +239,9 @@ class Values:
     def scalar(self, n: Node) -> str:
         if n.op == "index":
             lo, hi = bounds(n.attr)
-            wide = self.wide or lo is None or hi is None or lo < -_INT32 or hi > _INT32
-            text = self.expr(n.attr, wide)
-            return text if wide else f"({text}).to(tl.int64)"
+            int64_index = self.int64_index or lo is None or hi is None or lo < -_INT32 or hi > _INT32
+            text = self.expr(n.attr, int64_index)
+            return text if int64_index else f"({text}).to(tl.int64)"
         if n.op in _COMPARE and all(map(_short, n.args)):
             a, b = (self.expr(x.attr) if x.op == "index" else repr(x.attr) for x in n.args)
             return f"({a}) {_COMPARE[n.op]} ({b})"
@@ -281,7 +281,7 @@ class Values:
 
     def bounded(self, n: Node, args: list[str]) -> str:
         """A position that data brings: where it counts and is out of range the kernel ends by a device-side assertion."""
-        live = ["xmask"] + ([self.inner_mask] if self.is_deep(n) else [])
+        live = ["xmask"] + ([self.inner_mask] if self.is_inner(n) else [])
         if not (n.args[2].op == "const" and n.args[2].attr):
             live.append(args[2])
         error, message = n.attr
@@ -296,19 +296,19 @@ class Values:
     # -- memory ----------------------------------------------------------------------------------------------------
     def load(self, n: Node) -> str:
         """A load; one element for the whole tile where the tile ends before the coordinates of any change."""
-        block, deep = self._load(n), n.vars() & self.inner
-        if (row := self.rows.get(n)) is not None:
+        block, moving = self._load(n), n.vars() & self.inner
+        if (row := self.resident.get(n)) is not None:
             return block if row.first else f"{row.tiles}[roffset // RBLOCK] if roffset < {row.steps} else {block}"
-        if n.args or not deep or not deep <= self.slow.keys():
+        if n.args or not moving or not moving <= self.slow.keys():
             return block
         if any(isinstance(a, Val) for e in n.attr.index for a in e.atoms()):
             return block
         inner, names = self.inner, self.loop_names
-        lead = "" if n.vars() - deep else "xindex * 0 + "  # a block like its mask
-        self.inner, self.loop_names = inner - deep, names | {v: f"({lead}{self.slow[v][1]})" for v in deep}
+        lead = "" if n.vars() - moving else "xindex * 0 + "  # a block like its mask
+        self.inner, self.loop_names = inner - moving, names | {v: f"({lead}{self.slow[v][1]})" for v in moving}
         one = self._load(n)
         self.inner, self.loop_names = inner, names
-        return f"({one}) if {min(self.slow[v][0] for v in deep)} % RBLOCK == 0 else ({block})"
+        return f"({one}) if {min(self.slow[v][0] for v in moving)} % RBLOCK == 0 else ({block})"
 
     def _load(self, n: Node) -> str:
         where = flat_index(n.attr.index, self.layouts[n.attr.buffer])
@@ -318,10 +318,10 @@ class Values:
             text = f"tl.load({n.attr.buffer} + {self.place(where, depends)})"
             text = f"tl.broadcast_to({text}, {'[1, 1]' if self.two_dim else '[1]'})"
             return f"{text}.to(tl.float32)" if n.dtype in HALF else f"({text} != 0)" if n.dtype == "bool" else text
-        kept = self.kept.get(n.attr.buffer) if depends[1] else None
-        hint = "" if kept is None else f', eviction_policy="{kept}"'
-        if (row := self.rows.get(n)) is not None and row.first:
-            hint = f', eviction_policy="evict_first" if roffset < {row.steps} else "{kept}"'
+        policy = self.eviction.get(n.attr.buffer) if depends[1] else None
+        hint = "" if policy is None else f', eviction_policy="{policy}"'
+        if (row := self.resident.get(n)) is not None and row.first:
+            hint = f', eviction_policy="evict_first" if roffset < {row.steps} else "{policy}"'
         text = f"tl.load({n.attr.buffer} + {self.place(where, depends)}, {self.mask(n)}, other=0{hint})"
         if n.dtype in HALF:
             return f"{text}.to(tl.float32)"
@@ -337,18 +337,22 @@ class Values:
 
     def depends(self, n: Node) -> tuple[bool, bool]:
         """Whether the value's block has the outer (and the inner) dimension. A load under a mask always has one: masks are blocks."""
-        tiles = any(ld.attr.buffer in self.deep_tiles for ld in n.loads())
+        tiles = any(ld.attr.buffer in self.inner_tiles for ld in n.loads())
         r = tiles or not self.inner.isdisjoint(n.vars())
-        x = tiles or not (self.inner | self.alike >= n.vars()) or any(ld.attr.buffer in self.local for ld in n.loads())
+        x = (
+            tiles
+            or not (self.inner | self.uniform >= n.vars())
+            or any(ld.attr.buffer in self.local for ld in n.loads())
+        )
         return (x or not r, r) if any(ld.args for ld in n.loads()) else (x, r)
 
     def place(self, where: Expr, depends: tuple[bool, bool]) -> str:
         """An offset as a block of the dimensions in `depends`, which may be more than its own."""
-        where = self.together(where)
+        where = self.by_common_index(where)
         x = r = False
         for a in where.atoms():
             if isinstance(a, Var):
-                x, r = x or not (a in self.inner or a in self.alike), r or a in self.inner
+                x, r = x or not (a in self.inner or a in self.uniform), r or a in self.inner
             elif isinstance(a, Val):
                 vx, vr = self.depends(a.node)
                 x, r = x or vx, r or vr
@@ -361,7 +365,7 @@ class Values:
         none = "xindex * 0" if x else "tl.full([1, 1], 0, tl.int32)"
         return f"tl.broadcast_to({none} + {text}, [{'XBLOCK' if x else '1'}, {'RBLOCK' if r else '1'}])"
 
-    def together(self, where: Expr) -> Expr:
+    def by_common_index(self, where: Expr) -> Expr:
         """The place by the common index of the inner loops, where it counts them in order."""
         *loops, whole = self.loops or (None,)
         step = where.coefficient(loops[-1]) if len(loops) > 1 else None
@@ -375,12 +379,12 @@ class Values:
         return rest + of(whole) * step
 
     # -- coordinates -----------------------------------------------------------------------------------------------
-    def expr(self, e: Expr, wide: bool | None = None) -> str:
+    def expr(self, e: Expr, int64_index: bool | None = None) -> str:
         """An index expression as Triton arithmetic. Division is C's there, so floors of what may be negative are spelled out."""
-        wide = self.wide if wide is None else wide
+        int64_index = self.int64_index if int64_index is None else int64_index
         out = ""
         for monomial, c in e.terms:
-            factors = [self.atom(a, wide) for a in monomial]
+            factors = [self.atom(a, int64_index) for a in monomial]
             if not factors or abs(c) != 1:
                 factors.append(str(abs(c)))
             text = " * ".join(factors)
@@ -392,16 +396,16 @@ class Values:
         """The end of a loop. A number that 32 bits hold unsigned Triton takes for such a one, and the loop compares signed ones."""
         return f"tl.full([], {count}, tl.int64)" if count.isdigit() and int(count) >= 1 << 31 else count
 
-    def atom(self, a: Atom, wide: bool) -> str:
+    def atom(self, a: Atom, int64_index: bool) -> str:
         if isinstance(a, Val):
             return self.named(a.node)
         if isinstance(a, Sym):
             return a.name
         if isinstance(a, Var):
             name = self.loop_names[a]
-            return f"{name}.to(tl.int64)" if wide and not self.wide else name
+            return f"{name}.to(tl.int64)" if int64_index and not self.int64_index else name
         assert isinstance(a, Quotient)
-        num, den = f"({self.expr(a.num, wide)})", self.expr(a.den, wide)
+        num, den = f"({self.expr(a.num, int64_index)})", self.expr(a.den, int64_index)
         den = den if a.den.is_const or a.den.atom is not None else f"({den})"
         lo = bounds(a.num)[0]
         if lo is not None and lo >= 0:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..fuse.arguments import bases, same_strides, stored_strides
-from ..fuse.layouts import followed
+from ..fuse.layouts import propagated_strides
 from ..fuse.padding import pad_rows
 from ..fuse.updates import updated_inputs
 from ..ir.index import product
@@ -67,10 +67,10 @@ class _Strides:
             self.hints.setdefault(base.name, base.stride or contiguous_strides(base.shape))
         self.wide = pad_rows(program, items, bodies, draft.options.row_bytes, gpu) if gpu else {}
         stored = [it for it in items if not (isinstance(it, Nest) and it.name in bodies)]
-        self.alike = followed(program, stored, self.hints, gpu.costs.layout) if gpu else {}
+        self.propagated = propagated_strides(program, stored, self.hints, gpu.costs.layout) if gpu else {}
 
     def of(self, nest: Nest) -> tuple[Size, ...]:
-        wanted = self.hints.get(nest.name, self.alike.get(nest.name, nest.stride))
+        wanted = self.hints.get(nest.name, self.propagated.get(nest.name, nest.stride))
         stride = stored_strides(nest.shape, wanted, self.exact.get(nest.name))
         return self.wide.get(nest.name, stride) if stride == contiguous_strides(nest.shape) else stride
 

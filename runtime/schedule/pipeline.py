@@ -11,11 +11,11 @@ from dataclasses import replace
 from ..fuse.arguments import exact_strides, extern_step, only_views, with_gaps
 from ..fuse.attention import join_products
 from ..fuse.build import build_kernel, build_update
-from ..fuse.folds import fold_columns
 from ..fuse.groups import Group
 from ..fuse.inline import inline
 from ..fuse.known_first import known_first
 from ..fuse.nests import Fuser
+from ..fuse.outer_reductions import fuse_outer_reductions
 from ..fuse.products import fuse_products
 from ..fuse.small import fuse_small
 from ..fuse.updates import update_in_place, without_copies
@@ -89,7 +89,7 @@ def merge(draft: Draft) -> None:
     gpu, options = draft.gpu, draft.options
     if not gpu:
         return
-    draft.groups = fold_columns(draft.groups, draft.as_views, gpu)
+    draft.groups = fuse_outer_reductions(draft.groups, draft.as_views, gpu)
     if options.fusion and not learned_by([*draft.items, *draft.last]):
         held, stores = draft.returned, draft.program.mutations
         draft.groups = fuse_small(draft.groups, draft.as_views, draft.layouts, gpu.costs, held, stores)

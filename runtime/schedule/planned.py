@@ -79,7 +79,9 @@ def _run(plan: Plan, owned: Mapping[str, int], alive: int) -> tuple[int, int]:
     peak = alive
     alive -= ending.get(-1, 0)
     for k, step in enumerate(plan.steps):
-        alive += sum(_size(plan, name) for name in step_writes(step) if plan.places[name].kind in ("own", "extern"))
+        alive += sum(
+            _size(plan, name) for name in step_writes(step) if plan.allocations[name].kind in ("dedicated", "extern")
+        )
         peak = max(peak, alive)
         alive -= sum(_size(plan, name) for name in plan.frees.get(k, ())) + ending.get(k, 0)
     return peak, alive

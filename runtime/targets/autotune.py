@@ -25,7 +25,7 @@ from ..kernels.plan import ExternStep
 from ..observe import counters
 from ..observe.watch import Watch
 from ..render.triton_unit import TritonKernel
-from ..tile.horizontal import Group
+from ..tile.horizontal import HorizontalGroup
 from ..tile.launch import Launch
 
 FIRST = 3  # calls that show which configurations are not worth more
@@ -60,7 +60,7 @@ class Trial:
     pointers: tuple[str, ...]
     memory: Mapping[str, Memory]
     shape: Launch
-    group: Group | None = None
+    group: HorizontalGroup | None = None
 
     @property
     def kernel(self) -> TritonKernel:

@@ -52,9 +52,9 @@ class Target(Protocol):
         ...
 
     def render(self, plan: Plan, boxed: bool) -> Any:
-        """The source of the plan's kernels (`source`), which of them are called as one function (`groups`: their names by the function's),
-        which of these functions take tensors for a table (`tables`), and how many programs each is launched with (`programs`), in a form of the
-        target's own, which `compile` takes. `boxed`: the call frees each argument after its last use.
+        """The plan's kernels, in a form of the target's own, which `compile` takes. It has `source`, their text; `groups`, the functions that run
+        several of them, with their names; `pointer_tables`, those of these functions that take tensors for a pointer table; and `programs`, how many
+        programs each function is launched with. `boxed`: the call frees each argument after its last use.
         """
         ...
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from ..ir.index import Expr, Val
 from ..ir.nodes import ITEMSIZE
 from ..kernels.plan import Kernel, Plan, Reduce
-from ..kernels.steps import home, nbytes
+from ..kernels.steps import allocation_root, nbytes
 from ..render.triton_unit import TritonKernel, TritonUnit
 from ..tile.blocks import UNKNOWN, neighbours
-from ..tile.horizontal import Group
+from ..tile.horizontal import HorizontalGroup
 from ..tile.launch import launch
 from ..tile.scratch import roots
 from .autotune import Memory, Times, Trial
 
 BETTER = 0.97  # of the time that the table's blocks take: less is no difference
-_BRANCHED = "tl.static_assert("  # a kernel whose blocks must not lie across its branches
+_SPLIT = "tl.static_assert("  # a kernel whose blocks must not lie across the ranges of its index sets
 
 
 def trials_of(
@@ -37,7 +37,7 @@ def trials_of(
             if name in unit.chained:
                 yield symbol, "its last program runs other kernels"
                 continue
-            if name in unit.teams:
+            if name in unit.cooperative:
                 yield symbol, "its programs wait for each other"
                 continue
             group = groups.get(name)
@@ -68,10 +68,12 @@ def _takes_positions(kernel: Kernel) -> bool:
     return any(isinstance(a, Val) for index in indices for e in index for a in e.atoms())
 
 
-def _trial(one: TritonKernel, members: Sequence[Kernel], group: Group | None, plan: Plan, wide: bool) -> Trial:
+def _trial(
+    one: TritonKernel, members: Sequence[Kernel], group: HorizontalGroup | None, plan: Plan, wide: bool
+) -> Trial:
     shape = launch(members[0], plan.layouts)
     start = one.xblock, one.rblock, one.warps
-    limit = one.xblock if _BRANCHED in one.source else UNKNOWN
+    limit = one.xblock if _SPLIT in one.source else UNKNOWN
     if group is None:
         found = neighbours(start, shape, limit, wide=wide)
     else:
@@ -84,7 +86,7 @@ def _trial(one: TritonKernel, members: Sequence[Kernel], group: Group | None, pl
     memory: dict[str, Memory] = {}
     names = [n for k in members for n in (*k.reads, *k.writes)]
     for name in names:
-        layout, where = plan.layouts[name], home(plan, name)
+        layout, where = plan.layouts[name], allocation_root(plan, name)
         size = nbytes(layout)
         assert size is not None
         assert isinstance(layout.offset, int)
@@ -92,7 +94,7 @@ def _trial(one: TritonKernel, members: Sequence[Kernel], group: Group | None, pl
         elements = -(-(size + layout.offset * ITEMSIZE[layout.dtype]) // ITEMSIZE[dtype])
         elements = max(elements, memory[where].elements if where in memory else 1)
         memory[where] = Memory(dtype, elements)
-    return Trial(tried, tuple(home(plan, n) for n in names), memory, shape, group)
+    return Trial(tried, tuple(allocation_root(plan, n) for n in names), memory, shape, group)
 
 
 def fastest(trial: Trial, times: Times) -> TritonKernel:

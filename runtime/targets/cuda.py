@@ -18,9 +18,9 @@ from ..build.triton_job import Job
 from ..build.triton_pool import compile_fitting, compile_kernels, compiler_identity, has_triton, job_name, start_workers
 from ..config import Config, current
 from ..execute.aligned import Arguments
-from ..execute.counters import counting
 from ..execute.launch import Loaded, launcher, load_function
-from ..execute.tables import table_launcher
+from ..execute.pointer_tables import table_launcher
+from ..execute.semaphores import with_semaphore
 from ..fuse.padding import copied_outputs
 from ..fuse.products import Selector
 from ..graphs.cuda import CudaRecorder
@@ -31,17 +31,17 @@ from ..ir.nodes import Nest, Program, Size
 from ..kernels.calls import row_bytes
 from ..kernels.plan import Kernel, KernelStep, Plan
 from ..kernels.routines import Routine, routines_of
-from ..kernels.steps import home
+from ..kernels.steps import allocation_root
 from ..lower.split.partial_sums import costly_reductions, partial_reductions, read_again
 from ..lower.split.windows import write_out_windows
 from ..machine import Gpu, gpu_target
 from ..observe import counters
 from ..observe.watch import Watch
-from ..render.triton_group import FILL_NAME
-from ..render.triton_team import TEAM_CALL
+from ..render.triton_cooperative import BARRIER_CALL
+from ..render.triton_horizontal import FILL_NAME
 from ..render.triton_unit import TritonKernel, TritonUnit, programs_of, render_triton
 from ..schedule.planned import plan_of
-from ..tile.cooperative import team_of
+from ..tile.cooperative import splits_of
 from ..tile.launch import launch
 from ..tile.loop_order import reorder_loops
 from ..tile.resident import UNROLLED
@@ -53,7 +53,7 @@ from .block_trials import fastest, trials_of
 from .product_rules import by_table
 from .products import Measured
 
-TABLE, CHAIN, TEAM = "table", "chain", "team"  # functions that take more than what the wrapper passes
+TABLE, CHAIN, COOPERATIVE = "table", "chain", "cooperative"  # functions with arguments that the wrapper does not pass
 CONFIGURATIONS = 4  # of a kernel that are tried
 
 
@@ -71,8 +71,8 @@ def unusable(index: int) -> str:
     if not has_triton():
         return "Triton is not installed: kernels for a GPU are compiled by it (pip install triton)"
     if (found := capability(index)) < (least := TRITON_LANGUAGE.capability):
-        told = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
-        return f"{told}, and Triton's kernels need {least // 10}.{least % 10}"
+        device = f"cuda:{index} ({torch.cuda.get_device_name(index)}) has compute capability {found // 10}.{found % 10}"
+        return f"{device}, and Triton's kernels need {least // 10}.{least % 10}"
     return ""
 
 
@@ -147,7 +147,7 @@ class Cuda:
             )
             meta = binary.meta | {"job": job_name(job_of(kernel, capability(self.index)))}
             meta |= {"written": written(members[0])} if kind == TABLE else {"arguments": arguments(members, plan)}
-            meta |= {"space": rendered.teams[name]} if kind == TEAM else {}
+            meta |= {"workspace": rendered.cooperative[name]} if kind == COOPERATIVE else {}
             symbols[name] = [kernel.name, how, meta, numbers, kind]
             if name in rendered.programs and kernel is not rendered.kernels[kernel.name]:
                 if group is not None:
@@ -202,7 +202,7 @@ class Cuda:
             for name, (symbol, how, meta, numbers, kind) in sorted(
                 entry.meta["symbols"].items(), key=lambda one: one[1][4] == TABLE
             ):
-                # At once: what this device does not take is known before the graph runs.
+                # Loaded at once: what does not fit this device is known before the graph runs.
                 if (first := binaries.get(symbol)) is None:
                     first = binaries[symbol] = _first(entry.read(f"{symbol}.cubin"), meta, self.index)
                 other = functools.partial(_unaligned, entry, symbol, how, self.index)
@@ -210,15 +210,17 @@ class Cuda:
                     fill = loaded[FILL_NAME]
                     loaded[name] = table_launcher(first, other, symbol, fill, numbers, self.index, meta["written"])
                     continue
-                told = Arguments(*meta["arguments"])
-                same = repr((symbol, numbers, told))
+                taken = Arguments(*meta["arguments"])
+                same = repr((symbol, numbers, taken))
                 if same not in known:
                     passed = how[1] - len(numbers)
                     scratch = meta.get("scratch", 0)
-                    team = kind == TEAM
-                    run = launcher(first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, told, team)
-                    counts = kind in (CHAIN, TEAM)
-                    known[same] = counting(run, self.index, meta.get("space", 0)) if counts else run
+                    cooperative = kind == COOPERATIVE
+                    run = launcher(
+                        first, other, symbol, len(how[0]), passed, self.index, numbers, scratch, taken, cooperative
+                    )
+                    counts = kind in (CHAIN, COOPERATIVE)
+                    known[same] = with_semaphore(run, self.index, meta.get("workspace", 0)) if counts else run
                 loaded[name] = known[same]
         return loaded
 
@@ -227,15 +229,15 @@ def prepared(program: Program, gpu: Gpu, cfg: Config | None = None) -> Program:
     """The program in the form that suits a GPU."""
     program = copied_outputs(write_out_windows(program), row_bytes, gpu)
     costly = costly_reductions(program, gpu.costs.split) if cfg is None or cfg.fusion else frozenset()
-    together = read_again(program, gpu)
-    while together:
+    cooperative = read_again(program, gpu)
+    while cooperative:
         # Which kernels there will be is known when there is a plan.
-        kept = partial_reductions(program, gpu, together, costly)
-        teams = [k for k in scheduled(kept, cfg or Config(), gpu).kernels() if k.team > 1]
-        found = together & {name for k in teams for name in k.defines}
-        if found == together:
-            return kept
-        together = found
+        whole = partial_reductions(program, gpu, cooperative, costly)
+        kernels = [k for k in scheduled(whole, cfg or Config(), gpu).kernels() if k.splits > 1]
+        found = cooperative & {name for k in kernels for name in k.defines}
+        if found == cooperative:
+            return whole
+        cooperative = found
     return partial_reductions(program, gpu, costly=costly)
 
 
@@ -247,17 +249,17 @@ def scheduled(
 
     def ordered(kernel: Kernel) -> Kernel:
         kernel = reorder_loops(kernel, plan.layouts)
-        homes = {b: home(plan, b) for b in (*kernel.reads, *kernel.writes)}
-        return replace(kernel, team=team_of(kernel, plan.layouts, homes))
+        allocation_roots = {b: allocation_root(plan, b) for b in (*kernel.reads, *kernel.writes)}
+        return replace(kernel, splits=splits_of(kernel, plan.layouts, allocation_roots))
 
     plan.steps = [replace(s, kernel=ordered(s.kernel)) if isinstance(s, KernelStep) else s for s in plan.steps]
     return plan
 
 
 def _kind(name: str, rendered: TritonUnit) -> str:
-    if name in rendered.teams:
-        return TEAM
-    return TABLE if name in rendered.tables else CHAIN if name in rendered.chained else ""
+    if name in rendered.cooperative:
+        return COOPERATIVE
+    return TABLE if name in rendered.pointer_tables else CHAIN if name in rendered.chained else ""
 
 
 _refused: dict[str, str] = {}
@@ -294,11 +296,11 @@ def _loaded(binary: bytes, meta: Mapping[str, Any], index: int) -> Loaded:
 
 
 def configurations(kernel: TritonKernel, gpu: Gpu) -> list[TritonKernel]:
-    """The kernel as it is preferred, then with ever smaller tiles, for where it does not compile or does not fit. A team's tile holds a piece of
-    a row, which is not cut any further.
+    """The preferred configuration of a kernel, then ever smaller tiles, in case it does not compile or does not fit. The tile of a
+    cooperative kernel holds a split of a row, which is not cut any further.
     """
     found = [kernel]
-    if TEAM_CALL in kernel.source:
+    if BARRIER_CALL in kernel.source:
         return found
     x, r = kernel.xblock, kernel.rblock
     looped = "for roffset in " in kernel.source  # else a tile holds whole rows

@@ -75,7 +75,7 @@ class CudaBench:
         function = self.stack.enter_context(borrowed_function(binary.cubin, binary.meta["name"], shared, threads))
         loaded = function, shared, threads
         numbers, addresses = trial.numbers(one), [self.memory[name].data_ptr() for name in trial.pointers]
-        if trial.group is not None and trial.group.table:
+        if trial.group is not None and trial.group.pointer_table:
             table = torch.tensor([*numbers, *addresses], device="cuda")
             self.stack.callback(table.data_ptr)  # it lives as long
             numbers, addresses = [len(trial.group.kernels)], [table.data_ptr()]

@@ -49,8 +49,8 @@ def _choice(rules: Sequence[FusedProduct], kernel: Kernel, layouts: Layouts) -> 
             and depth <= rule.depth
             and rule.least <= elements
             and (not rule.elements or elements <= rule.elements)
-            and rule.rows <= rows
-            and rule.columns <= columns
+            and rule.block_m <= rows
+            and rule.block_n <= columns
         ):
             return 1.0, tile_of(rule)
     return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...generated.tuning import Block, FusedProduct
 from ..ir.nodes import ITEMSIZE
 from ..kernels.operands import Layouts, count
-from ..kernels.plan import ExternStep, Kernel, KernelStep, Place, Plan, Step, Tile
+from ..kernels.plan import Allocation, ExternStep, Kernel, KernelStep, Plan, Step, Tile
 from ..kernels.steps import nbytes, step_reads, step_writes
 from ..machine import tuning_of
 from ..render.triton_unit import render_triton
@@ -23,7 +23,7 @@ MOST = 2  # times the points of a loop that a block may have
 
 def tile_of(block: Block | FusedProduct, descriptors: bool = False) -> Tile:
     """A block of a table, as a plan has it."""
-    return Tile(block.rows, block.columns, block.steps, block.warps, block.stages, descriptors=descriptors)
+    return Tile(block.block_m, block.block_n, block.block_k, block.num_warps, block.num_stages, descriptors=descriptors)
 
 
 def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
@@ -33,7 +33,7 @@ def tiles_of(kernel: Kernel, layouts: Layouts, capability: int) -> list[Tile]:
     sizes = [count((v,)) for v in (found.row, found.column, found.depth)]
 
     def fits(block: Block) -> bool:
-        return all(b <= MOST * n for b, n in zip((block.rows, block.columns, block.steps), sizes, strict=True))
+        return all(b <= MOST * n for b, n in zip((block.block_m, block.block_n, block.block_k), sizes, strict=True))
 
     return [
         tile_of(b, b.descriptors) for b in tuning_of(capability).tiles if fits(b) and (described or not b.descriptors)
@@ -80,7 +80,7 @@ def task_of(kernel: Kernel, tiles: Sequence[Tile], layouts: Layouts, capability:
 
 
 def _trial(kernel: Kernel, layouts: Layouts, memory: dict[str, Memory], capability: int) -> Trial:
-    places = {n: Place("own") for n in (*kernel.reads, *kernel.writes)}
+    places = {n: Allocation("dedicated") for n in (*kernel.reads, *kernel.writes)}
     unit = render_triton(Plan((), [KernelStep(kernel)], (), dict(layouts), places), capability=capability)
     (one,) = unit.kernels.values()
     return Trial((one,), (*kernel.reads, *kernel.writes), memory, launch(kernel, layouts))

@@ -15,20 +15,20 @@ Blocks = tuple[int, int, int]
 
 
 def kind_of(shape: Launch) -> str:
-    """What the tables call a kernel that is launched so."""
+    """The kind of a kernel in the tuning tables, by its launch."""
     if shape.attention:
         return "attention"
     if shape.product:
         return "product"
     if shape.inner == 1 or shape.gathers:
-        return "points"
-    if shape.square:
-        return "square"
-    if shape.across:
-        return "columns" if shape.persistent else "columns_in_loops"
+        return "pointwise"
+    if shape.transpose:
+        return "transpose"
+    if shape.outer_reduction:
+        return "outer_reduction" if shape.persistent else "looped_outer_reduction"
     if shape.persistent:
-        return "rows"
-    return "rows_in_a_loop" if shape.passes < 2 else "rows_in_loops"
+        return "persistent_reduction"
+    return "looped_reduction" if shape.passes < 2 else "multi_pass_reduction"
 
 
 def rule_of(shape: Launch, tuning: Tuning) -> Rule:
@@ -45,8 +45,8 @@ def _holds(rule: Rule, shape: Launch) -> bool:
         (rule.buffers, shape.rows),
         (rule.block, shape.product),
     )
-    told = ((rule.strided, shape.strided), (rule.sums, shape.sums), (rule.turns, shape.turns))
-    if any(wanted and not found for wanted, found in told) or shape.cost < rule.cost:
+    wanted = ((rule.strided, shape.strided), (rule.sums, shape.sums), (rule.alignment_groups, shape.alignment_groups))
+    if any(asked and not found for asked, found in wanted) or shape.cost < rule.cost:
         return False
     return all(not most or found <= most for most, found in limits)
 
@@ -71,12 +71,12 @@ def blocks(shape: Launch, tuning: Tuning | None = None) -> Blocks:
 
 
 def group_rule(tuning: Tuning, table: bool = False) -> Rule:
-    """Of kernels of points that run as one, each of which goes through several blocks."""
-    return tuning.rules["table" if table else "group"][0]
+    """Of horizontally fused kernels, whose programs go through several blocks."""
+    return tuning.rules["horizontal_table" if table else "horizontal"][0]
 
 
 def group_blocks(points: Sequence[int], table: bool, shape: Launch, tuning: Tuning) -> Blocks:
-    """Of kernels of so many points that run as one, found by a tree or in a table. shape: of the longest."""
+    """Of horizontally fused kernels of so many points, found by a tree or in a pointer table. shape: of the longest."""
     rule = group_rule(tuning, table)
     many = steps(points, rule)
     if many > 1 or not table:
@@ -87,14 +87,14 @@ def group_blocks(points: Sequence[int], table: bool, shape: Launch, tuning: Tuni
 
 def most_points(size: int, tuning: Tuning) -> int:
     """XBLOCK of kernels without inner loops, at most, whose smallest elements have `size` bytes."""
-    return max(rule.x for rule in tuning.rules["points"] if not rule.bytes or size <= rule.bytes)
+    return max(rule.x for rule in tuning.rules["pointwise"] if not rule.bytes or size <= rule.bytes)
 
 
 def neighbours(start: Blocks, shape: Launch, points: int, *, wide: bool = False) -> list[Blocks]:
     """The blocks themselves, then those with half and twice as many points, steps or warps, as far as the kernel can be launched with them.
 
     points  beyond which more points of a block gain nothing (where its programs choose a branch: with which it would be wrong).
-    wide    all of them together, and a fourth: for measuring a table.
+    wide    all combinations of them, and a quarter: for measuring a table.
     """
     x, r, w = start
     if wide:
@@ -102,7 +102,7 @@ def neighbours(start: Blocks, shape: Launch, points: int, *, wide: bool = False)
         some = (1, 0.5, 2, 0.25)
         found = [(x * a, r * b, w * c) for a in (1, 0.5, 2, 1 if loop else 4) for b in some for c in some]
     else:
-        # One of them, or two that leave a thread what it has.
+        # One of them, or two so that a thread has as many elements as before.
         found = [(x * a, r * b, w * c) for f in (1, 0.5, 2) for a, b, c in _steps(f)]
     whole = [(int(a), int(b), int(c)) for a, b, c in found if a >= 1 and b >= 1 and c >= 1]
     fit = [b for b in whole if _fits(b, start, shape, points)]
@@ -128,7 +128,7 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
         return edge <= x <= shape.gpu.tuning.attention.rows and edge <= r <= max(start[1], power(inner))
     if shape.product:
         contraction = shape.gpu.tuning.contraction
-        most = contraction.wide_edge if shape.turns else contraction.edge
+        most = contraction.wide_edge if shape.alignment_groups else contraction.edge
         return limits.mma.edge <= x <= most and limits.mma.steps <= r <= max(start[1], power(inner))
     # A tile that holds whole rows must go on to do so; of other loops it is a part.
     return r == start[1] if shape.persistent else r <= max(start[1], power(inner))
@@ -136,7 +136,7 @@ def _fits(found: Blocks, start: Blocks, shape: Launch, points: int) -> bool:
 
 def _extents(shape: Launch) -> tuple[int, int]:
     return (
-        # One step of a gathering loop at a time: all threads of a row wait for its position.
+        # A gathering loop takes one step at a time: all threads of a row wait for its position.
         1 if shape.gathers else shape.inner if isinstance(shape.inner, int) else UNKNOWN,
         shape.outer if isinstance(shape.outer, int) else UNKNOWN,
     )

@@ -1,7 +1,7 @@
 """Which kernels are matrix products (sums of products of 16-bit values) with a prologue or an epilogue, and the sizes of their blocks.
 
-Where the lines of what is stored are no whole vectors apart (an odd vocabulary), a block has rows that begin at the same place of a vector, and its
-columns begin where a vector of theirs does (`Turns`): else each element is stored by itself, which takes as long as the sums.
+If the lines of the result are no whole vectors apart (an odd vocabulary), rows form alignment groups: those of a block begin at the same place of a
+vector, and its columns begin where a vector of theirs does. Otherwise each element would be stored by itself, which takes as long as the sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..ir.index import Expr, Val, Var, of, product
 from ..ir.nodes import ITEMSIZE, Buffer, Node, Size
 from ..ir.work import cost, node_cost
 from ..kernels.operands import HALF, count
-from ..kernels.plan import Fold, Kernel, Reduce, Store
+from ..kernels.plan import Accumulate, Kernel, Reduce, Store
 from ..kernels.steps import flat_index
 from ..machine import Gpu
 
@@ -30,11 +30,11 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Rows that begin at different places of a vector take turns: those of a block are `count` apart, and its columns begin `line * turn % vector`
-    elements before a block's edge.
+class AlignmentGroups:
+    """Rows that begin at the same place of a vector: those of a block are `count` apart, and its columns begin `line * group % vector` elements
+    before a block's edge.
 
-    count   rows after which a row begins at the same place again.
+    count   groups: rows after which a row begins at the same place again.
     line    elements from one row to the next, beyond whole vectors.
     vector  elements.
     """
@@ -53,8 +53,8 @@ class Turns:
 class Product:
     """The loops of a kernel by what depends on them: both factors, the left one, the right one; and the loops of the sum.
 
-    sizes  of blocks.
-    turns  how rows are shared out, where each begins at another place of a vector.
+    sizes      of blocks.
+    alignment  the groups of rows, if rows begin at different places of a vector.
     """
 
     batch: tuple[Var, ...]
@@ -62,9 +62,9 @@ class Product:
     columns: tuple[Var, ...]
     along: tuple[Var, ...]
     sums: tuple[Factors, ...]
-    ends: tuple[Store, ...]
+    epilogue: tuple[Store, ...]
     sizes: ContractionSizes
-    turns: Turns | None = None
+    alignment: AlignmentGroups | None = None
 
     @property
     def block(self) -> int:
@@ -75,13 +75,13 @@ class Product:
     @property
     def blocks(self) -> int:
         """Blocks of rows."""
-        turns = 1 if self.turns is None else self.turns.count
-        return turns * -(-count(self.rows) // (turns * self.block))
+        groups = 1 if self.alignment is None else self.alignment.count
+        return groups * -(-count(self.rows) // (groups * self.block))
 
     @property
     def width(self) -> int:
         """Columns, in whole edges."""
-        before, edge = (0, self.sizes.edge) if self.turns is None else (self.turns.most, self.sizes.wide_edge)
+        before, edge = (0, self.sizes.edge) if self.alignment is None else (self.alignment.most, self.sizes.wide_edge)
         return -(-(count(self.columns) + before) // edge) * edge
 
     @property
@@ -92,14 +92,16 @@ class Product:
 
 def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None:
     """The kernel as a product of matrices, or None."""
-    if kernel.serial or kernel.scratch or kernel.walk or kernel.symbols or not kernel.phases:
+    if kernel.serial or kernel.scratch or kernel.grid_loop or kernel.symbols or not kernel.phases:
         return None
     first, *rest = kernel.phases
     along = tuple(v for v in first.inner if v.extent != 1)
     if not along or any(_size(p.inner) != 1 for p in rest):
         return None
-    ends = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Fold)]
-    if len(ends) < sum(len(p.body) for p in rest) or any(st.mode != "set" or st.mask is not None for st in ends):
+    epilogue = [st for p in rest for st in p.body if isinstance(st, Store) and not isinstance(st, Accumulate)]
+    if len(epilogue) < sum(len(p.body) for p in rest) or any(
+        st.mode != "set" or st.mask is not None for st in epilogue
+    ):
         return None
     sums = [_factors(st, kernel.outer) if isinstance(st, Reduce) else None for st in first.body]
     found = [s for s in sums if s is not None]
@@ -115,42 +117,42 @@ def contraction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Product | None
     if not lefts or not rights or count(rights) < mma.edge or count(along) < mma.steps:
         return None
     registers = {f.register for f, _, _ in found}
-    if not _known(ends, kernel) or not all(_is_rounded(st.value, registers) for st in ends):
+    if not _known(epilogue, kernel) or not all(_is_rounded(st.value, registers) for st in epilogue):
         return None
     made = Product(
-        both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(ends), kernel.gpu.tuning.contraction
+        both, lefts, rights, along, tuple(f for f, _, _ in found), tuple(epilogue), kernel.gpu.tuning.contraction
     )
-    return replace(made, turns=_turns(made, layouts, kernel.gpu))
+    return replace(made, alignment=_alignment_groups(made, layouts, kernel.gpu))
 
 
-def _turns(found: Product, layouts: Mapping[str, Buffer], gpu: Gpu) -> Turns | None:
-    """None where the rows of what is stored begin at the same place of a vector, or turns would not pay."""
+def _alignment_groups(found: Product, layouts: Mapping[str, Buffer], gpu: Gpu) -> AlignmentGroups | None:
+    """None if the rows of the result begin at the same place of a vector, or groups would not pay."""
     if not _is_profitable(found):
         return None
-    (st,) = found.ends
+    (st,) = found.epilogue
     vector = gpu.limits.vector // ITEMSIZE[layouts[st.buffer].dtype]
     line = _line(found, flat_index(st.index, layouts[st.buffer]), vector)
     if line is None:
         return None
-    turns = vector // math.gcd(line, vector)
-    if turns == 1 or count(found.rows) < turns * found.block:
+    groups = vector // math.gcd(line, vector)
+    if groups == 1 or count(found.rows) < groups * found.block:
         return None
     (column,) = found.columns
     loads = found.sums[0].right.loads()
     apart = [flat_index(ld.attr.index, layouts[ld.attr.buffer]).coefficient(column) for ld in loads]
     # Columns that are neighbours would be read from other places of a vector.
-    return None if any(step in (None, 1) for step in apart) else Turns(turns, line, vector)
+    return None if any(step in (None, 1) for step in apart) else AlignmentGroups(groups, line, vector)
 
 
 def _is_profitable(found: Product) -> bool:
     """Whether storing is what takes long: one sum, which is stored as it is or nearly so (registers have no room for more beside wide blocks), and so
     many columns that most blocks are whole.
     """
-    if len(found.columns) != 1 or len(found.sums) != 1 or len(found.ends) != 1:
+    if len(found.columns) != 1 or len(found.sums) != 1 or len(found.epilogue) != 1:
         return False
-    (s,), (st,), end = found.sums, found.ends, found.sizes.end
+    (s,), (st,), most = found.sums, found.epilogue, found.sizes.epilogue
     alone = all(ld.attr.buffer == s.register for ld in st.value.loads())
-    return alone and node_cost(st.value, cost, end) <= end and count(found.columns) >= found.sizes.turned
+    return alone and node_cost(st.value, cost, most) <= most and count(found.columns) >= found.sizes.grouped_columns
 
 
 def _line(found: Product, where: Expr, vector: int) -> int | None:
@@ -188,10 +190,10 @@ def _is_rounded(value: Node, registers: set[str]) -> bool:
     return True
 
 
-def _known(ends: Sequence[Store], kernel: Kernel) -> bool:
+def _known(epilogue: Sequence[Store], kernel: Kernel) -> bool:
     """Whether what is read of the kernel's own results is what was stored before, at the same point, and all is stored at coordinates."""
     stored: set[tuple[str, tuple[Expr, ...]]] = set()
-    for st in ends:
+    for st in epilogue:
         own = [ld for ld in st.value.loads() if ld.attr.buffer in kernel.writes]
         if any(ld.args or (ld.attr.buffer, ld.attr.index) not in stored for ld in own):
             return False
@@ -222,4 +224,4 @@ def _factors(st: Reduce, outer: tuple[Var, ...]) -> tuple[Factors, frozenset[Var
     return Factors(st.name, one, other), frozenset(one.vars() & live), frozenset(other.vars() & live)
 
 
-__all__ = ["Product", "Turns", "contraction"]
+__all__ = ["AlignmentGroups", "Product", "contraction"]

@@ -1,7 +1,7 @@
-"""Few long rows: how many programs go through one row together, each with a piece of it in registers (`render/triton_team.py` says how).
+"""Cooperative reductions: how many programs share each of a few long rows, each with a split of it in registers.
 
-The row is read from memory once, where a kernel for parts of the reduction and one for what is made of it read it twice, with a launch between them.
-Programs that wait for each other must all be running, so there are no more of them than the device has multiprocessors.
+The row is read from memory once. One kernel for partial results and another that uses them would read it twice, with a launch between them.
+Programs that wait for each other must all run at once, so there are no more of them than the device has multiprocessors.
 """
 
 from __future__ import annotations
@@ -15,64 +15,70 @@ from ..ir.index import Var, product
 from ..ir.nodes import Buffer, Node, Size, load
 from ..kernels.plan import Kernel, Reduce, Store
 from ..kernels.statements import kernel_checks
-from .launch import across, launch, piece_of, room
+from .launch import is_outer_reduction, launch, register_budget, split_size
 from .scratch import over_groups, roots
-from .transpose import squared
+from .transpose import transpose_tiled
 
 
-def team_of(kernel: Kernel, layouts: Mapping[str, Buffer], homes: Mapping[str, str]) -> int:
-    """How many programs of its GPU should share each outer point of a kernel; 1 where that gains nothing, or cannot be.
+def splits_of(kernel: Kernel, layouts: Mapping[str, Buffer], allocation_roots: Mapping[str, str]) -> int:
+    """How many programs of its GPU should share each outer point of a kernel; 1 where that gains nothing, or is not possible.
 
-    homes  for each buffer of the kernel the one whose memory it is in.
+    allocation_roots  for each buffer of the kernel the one whose memory it is in.
     """
     rows, length = product(v.extent for v in kernel.outer), _row(kernel)
     num_sms, cooperative = kernel.gpu.num_sms, kernel.gpu.costs.cooperative
     if not isinstance(rows, int) or not 0 < 2 * rows <= num_sms or rows * length <= cooperative.points:
         return 1
-    wanted = min(num_sms // rows, length // cooperative.piece)
+    wanted = min(num_sms // rows, length // cooperative.steps)
     if wanted < 2:
         return 1
-    piece = piece_of(wanted, length, kernel.gpu)
-    if 1 << (piece - 1).bit_length() > room(kernel, layouts) or not _is_by_rows(kernel, layouts):
+    size = split_size(wanted, length, kernel.gpu)
+    if 1 << (size - 1).bit_length() > register_budget(kernel, layouts) or not _is_by_rows(kernel, layouts):
         return 1
-    return -(-length // piece) if _reads_its_own(kernel, layouts) and _writes_apart(kernel, homes) else 1
+    if not _reads_only_its_split(kernel, layouts) or not _updates_are_safe(kernel, allocation_roots):
+        return 1
+    return -(-length // size)
 
 
 def reductions(kernel: Kernel) -> int:
-    """How many reductions programs of a team tell each other of."""
+    """How many reductions have partial results that the programs publish."""
     return sum(isinstance(st, Reduce) and _steps(p.inner) != 1 for p in kernel.phases for st in p.body)
 
 
 def _row(kernel: Kernel) -> int:
-    """Steps of the inner loops of a kernel that a team can run: it reduces rows, and goes through them again after that. 0 for others."""
-    if kernel.serial or kernel.symbols or kernel.walk or kernel.parts or kernel.tile or kernel_checks(kernel):
+    """Steps of the inner loops of a kernel that can be cooperative: it reduces rows, and goes through them again after that. 0 for others."""
+    if kernel.serial or kernel.symbols or kernel.grid_loop or kernel.parts or kernel.tile or kernel_checks(kernel):
         return 0
-    deep = [p for p in kernel.phases if _steps(p.inner) != 1]
-    lengths = {_steps(p.inner) for p in deep}
+    looped = [p for p in kernel.phases if _steps(p.inner) != 1]
+    lengths = {_steps(p.inner) for p in looped}
     if len(lengths) != 1:
         return 0
     (length,) = lengths
-    if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in deep[:-1] for st in p.body):
+    if not isinstance(length, int) or not any(isinstance(st, Reduce) for p in looped[:-1] for st in p.body):
         return 0
     for phase in kernel.phases:
         for st in phase.body:
             plain = type(st) is Store and st.mode == "set" and st.mask is None
-            if not plain and not (type(st) is Reduce and (phase not in deep or _can_tell(st))):
+            if not plain and not (type(st) is Reduce and (phase not in looped or _can_publish(st))):
                 return 0
     return length
 
 
 def _is_by_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether a program goes through rows as they lie in memory, element by element."""
-    return squared(kernel, layouts) is None and not launch(kernel, layouts).product and not across(kernel, layouts)
+    return (
+        transpose_tiled(kernel, layouts) is None
+        and not launch(kernel, layouts).product
+        and not is_outer_reduction(kernel, layouts)
+    )
 
 
-def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether all that is read of what the kernel has stored is known to whoever reads it: the same element at the same step, or one of the row."""
+def _reads_only_its_split(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+    """Whether a program reads of what the kernel has stored only what it has stored itself: the same element at the same step, or one of the row."""
     stored: Counter[str] = Counter()
     known: set[Node] = set()
     dtypes = {b.name: b.dtype for b in kernel.scratch} | {b: layouts[b].dtype for b in kernel.writes}
-    own = {*kernel.writes}  # and the tiles that are made of them: who computes one again reads them again
+    own = {*kernel.writes}  # and the tiles that are computed from them: to compute one again is to read them again
     for _, _, body in over_groups(kernel):  # over equal loops a program has the same steps
         for st in body:
             loads = {ld for root in roots(st) for ld in root.loads() if ld.attr.buffer in own}
@@ -86,32 +92,37 @@ def _reads_its_own(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     return True
 
 
-def _writes_apart(kernel: Kernel, homes: Mapping[str, str]) -> bool:
-    """Whether nobody needs what another program of the team may have stored over (updates in place): elements of a row are met in one order in all
-    phases, each by one program; and what belongs to a row is read for such a store alone, which one program's counts of.
+def _updates_are_safe(kernel: Kernel, allocation_roots: Mapping[str, str]) -> bool:
+    """Whether no program reads what another one of its row may have overwritten (updates in place): all phases go through the elements of a row
+    in one order, so that each belongs to one program; and an element for the whole row is read only for a store that one program does.
     """
-    over = {homes[b] for b in kernel.writes} & {homes[b] for b in kernel.reads}
+    over = {allocation_roots[b] for b in kernel.writes} & {allocation_roots[b] for b in kernel.reads}
     if not over:
         return True
-    deep = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
-    if len({loops for loops in deep if loops}) != 1:
+    inner = [tuple(v for v in p.inner if v.extent != 1) for p in kernel.phases]
+    if len({loops for loops in inner if loops}) != 1:
         return False
     by_row = {
-        homes[st.buffer]
-        for p, loops in zip(kernel.phases, deep, strict=True)
+        allocation_roots[st.buffer]
+        for p, loops in zip(kernel.phases, inner, strict=True)
         if not loops
         for st in p.body
         if isinstance(st, Store)
     }
-    for phase, loops in zip(kernel.phases, deep, strict=True):
+    for phase, loops in zip(kernel.phases, inner, strict=True):
         for st in phase.body:
-            read = {homes[b] for root in roots(st) for ld in root.loads() if (b := ld.attr.buffer) in homes}
+            read = {
+                allocation_roots[b]
+                for root in roots(st)
+                for ld in root.loads()
+                if (b := ld.attr.buffer) in allocation_roots
+            }
             if read & over & by_row and (loops or not isinstance(st, Store)):
                 return False
     return True
 
 
-def _can_tell(st: Reduce) -> bool:
+def _can_publish(st: Reduce) -> bool:
     return REDUCTIONS[st.kind].combine is not None and st.dtype == st.value.dtype in TRITON_LANGUAGE.published
 
 
@@ -119,4 +130,4 @@ def _steps(loops: tuple[Var, ...]) -> Size:
     return product(v.extent for v in loops)
 
 
-__all__ = ["reductions", "team_of"]
+__all__ = ["reductions", "splits_of"]

@@ -27,9 +27,9 @@ def points_of(found: Fused, tile: Tile) -> int:
     """Columns of all blocks of rows, in whole blocks: so many, divided by the columns of a block, are the programs."""
     return (
         count(found.batch)
-        * blocks_along(found.row, tile.rows)
-        * blocks_along(found.column, tile.columns)
-        * tile.columns
+        * blocks_along(found.row, tile.block_m)
+        * blocks_along(found.column, tile.block_n)
+        * tile.block_n
     )
 
 

@@ -1,4 +1,4 @@
-"""Kernels of equal text as one: which can be members, and how many blocks a program goes through."""
+"""Horizontal fusion: kernels of equal text as one launch. Which can be members, and how many blocks a program goes through."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...generated.targets import GpuLimits
 from ...generated.tuning import Rule
 from ..kernels.plan import Kernel
-from .flat import is_points
+from .coalesce import is_pointwise_kernel
 from .launch import Launch
 
 FEW = 8  # members at most that a tree finds
@@ -18,18 +18,20 @@ UNIT = 16  # points: with a multiple of it a mask is the same for all that a thr
 
 @dataclass(frozen=True)
 class Members:
-    """How a kernel for `count` others is written. unit: their numbers of points are told in so many. table: they are rows of one, and `count`
-    is the least power of two that is enough for them.
+    """How a kernel for `count` others is written.
+
+    unit           their numbers of points are passed as multiples of it.
+    pointer_table  whether their addresses are in a table; `count` is then the least power of two that is enough for them.
     """
 
     count: int
     unit: int
-    table: bool = False
+    pointer_table: bool = False
 
 
 @dataclass(frozen=True)
-class Group:
-    """Kernels that run as one, called `name`, by name; `points` of each, all multiples of `unit`, and the number of addresses of each."""
+class HorizontalGroup:
+    """Kernels that run as one function, called `name`; `points` of each, all multiples of `unit`, and the number of addresses of each."""
 
     name: str
     kernels: tuple[str, ...]
@@ -39,22 +41,22 @@ class Group:
     pointers: int = 1
 
     @property
-    def table(self) -> bool:
-        """Whether its members are rows of a table: they are many, or have more addresses than a kernel has arguments."""
+    def pointer_table(self) -> bool:
+        """Whether the addresses are in a table: the members are many, or have more addresses than a kernel has arguments."""
         count = len(self.kernels)
         return count > FEW or count * (self.pointers + 2) > self.limits.arguments // 8 - 2  # Triton's own
 
     @property
     def members(self) -> Members:
         count = len(self.kernels)
-        return Members(1 << (count - 1).bit_length() if self.table else count, self.unit, self.table)
+        return Members(1 << (count - 1).bit_length() if self.pointer_table else count, self.unit, self.pointer_table)
 
     def programs(self, span: int) -> int:
-        """Programs of `span` points, each member's own."""
+        """How many programs of `span` points it has; none works on two members."""
         return sum(-(-n // span) for n in self.points)
 
     def numbers(self, span: int) -> list[int]:
-        """What stands beside the addresses: each member's number of points, in units, and its first program."""
+        """What is passed beside the addresses: each member's number of points, in units, and its first program."""
         firsts = [0]
         for n in self.points[:-1]:
             firsts.append(firsts[-1] + -(-n // span))
@@ -62,9 +64,13 @@ class Group:
 
 
 def can_join(kernel: Kernel, shape: Launch) -> bool:
-    """Whether a kernel can be a member: points without inner loops, of a known number."""
+    """Whether a kernel can be a member: it is pointwise, with a known number of points."""
     return (
-        is_points(kernel) and not kernel.walk and shape.inner == 1 and isinstance(shape.outer, int) and not shape.square
+        is_pointwise_kernel(kernel)
+        and not kernel.grid_loop
+        and shape.inner == 1
+        and isinstance(shape.outer, int)
+        and not shape.transpose
     )
 
 
@@ -80,4 +86,4 @@ def steps(points: Sequence[int], rule: Rule) -> int:
     return 1 << max(most_useful, 1).bit_length() - 1
 
 
-__all__ = ["MEMBERS", "Group", "Members", "can_join", "steps", "unit_of"]
+__all__ = ["MEMBERS", "HorizontalGroup", "Members", "can_join", "steps", "unit_of"]

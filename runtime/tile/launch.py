@@ -19,7 +19,7 @@ from .contraction import contraction
 from .fused import fused_kernel, points_of
 from .passes import merge_passes
 from .scratch import roots
-from .transpose import squared
+from .transpose import transpose_tiled
 
 GATHERED = 64  # rows that are added up one after another: of more the sum would be less accurate than eager's
 
@@ -28,31 +28,30 @@ GATHERED = 64  # rows that are added up one after another: of more the sum would
 class Launch:
     """How a kernel is launched: `ceil(outer / XBLOCK)` programs; RBLOCK is at least `inner` if persistent, else any power of two.
 
-    gpu     that it runs on.
-    across  neighbours in memory are neighbours along the outer loops.
-    passes  phases that have inner loops.
-    square  the block's dimensions are tiles of two loops.
-    bytes   of the smallest elements that are read or written at all points.
-    row     bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
-    even    a power of two: blocks of so many steps, or of a divisor of it, meet one element of what only slow inner loops meet (0: any).
-    strided neighbouring points of the last outer loop read elements that are not neighbours.
-    sums    nothing is stored along inner loops.
-    loads   elements of one buffer that a point reads, at most.
-    cost    of what is computed at a point, in additions.
-    attention two products around a softmax: XBLOCK are rows, and RBLOCK the columns at a time; `product` is the elements of a row of operands.
-    gathers rows at places that the inner loop reads (sums of an embedding's rows): neighbours along the outer loops read one position.
-    tile    its XBLOCK, RBLOCK and warps, where the plan says them.
-    product rows of a block, where the kernel is a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
-    turns   rows of a product that begin at the same place of a vector share a block.
+    outer_reduction   whether neighbours in memory are neighbours along the outer loops.
+    passes            phases that have inner loops.
+    transpose         whether a block's dimensions are tiles of two loops.
+    bytes             of the smallest elements that are read or written at all points.
+    strided           whether neighbouring points of the last outer loop read elements that are not neighbours.
+    row               bytes that a program reads of rows along its inner loops, of so many buffers (`rows`).
+    even              a power of two: in blocks of so many steps, or of a divisor, what moves with slow inner loops only is one element (0: any).
+    sums              whether nothing is stored along inner loops.
+    loads             elements of one buffer that a point reads, at most.
+    cost              of what is computed at a point, in additions.
+    product           rows of a block of a product of matrices: XBLOCK are its columns, and RBLOCK the steps of a sum at a time.
+    alignment_groups  whether rows of a product that begin at the same place of a vector share a block.
+    attention         two products around a softmax: XBLOCK are rows, RBLOCK the columns at a time; `product` is the elements of an operand's row.
+    gathers           whether it adds up rows at places that the inner loop reads (an embedding's): neighbours along the outer loops read one place.
+    tile              XBLOCK, RBLOCK and warps, if the plan decides them.
     """
 
     gpu: Gpu
     outer: Size
     inner: Size
     persistent: bool
-    across: bool = False
+    outer_reduction: bool = False
     passes: int = 1
-    square: bool = False
+    transpose: bool = False
     bytes: int = 4
     strided: bool = False
     row: int = 0
@@ -62,21 +61,20 @@ class Launch:
     loads: int = 1
     cost: float = 0
     product: int = 0
-    turns: bool = False
+    alignment_groups: bool = False
     attention: bool = False
     gathers: bool = False
     tile: tuple[int, int, int] | None = None
 
 
 def launch(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
-    """Numbers of points: of the outer loops, and of the largest phase. A kernel is persistent if the rows that its programs work on fit into
-    registers, unless it meets each element once and its neighbours in memory are along the outer loops: a loop is then as good.
+    """The launch of a kernel. It is persistent if the rows of a program fit into registers, unless it is an outer reduction that reads each element
+    once: a loop is then as good.
     """
-    if kernel.team > 1:
-        alone = launch(replace(kernel, team=1), layouts)
-        piece = piece_of(kernel.team, alone.inner, kernel.gpu)
-        # Each program of a team has a piece of a row.
-        return replace(alone, outer=product((alone.outer, kernel.team)), inner=piece, persistent=True)
+    if kernel.splits > 1:
+        alone = launch(replace(kernel, splits=1), layouts)
+        size = split_size(kernel.splits, alone.inner, kernel.gpu)
+        return replace(alone, outer=product((alone.outer, kernel.splits)), inner=size, persistent=True)
     return _of_matrices(kernel, layouts) or _of_rows(kernel, layouts)
 
 
@@ -85,8 +83,8 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
     gpu = kernel.gpu
     if kernel.tile is not None:
         fused, tile = fused_kernel(kernel, layouts)
-        shape = tile.columns, tile.steps, tile.warps
-        return Launch(gpu, points_of(fused, tile), count((fused.depth,)), False, product=tile.rows, tile=shape)
+        shape = tile.block_n, tile.block_k, tile.num_warps
+        return Launch(gpu, points_of(fused, tile), count((fused.depth,)), False, product=tile.block_m, tile=shape)
     if kernel.parts:
         found = attention_of(kernel, layouts)
         return Launch(
@@ -99,49 +97,47 @@ def _of_matrices(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch | None
         )
     matrices = contraction(kernel, layouts)
     if matrices is not None:
-        along, turns = product(v.extent for v in matrices.along), matrices.turns is not None
-        return Launch(gpu, matrices.points, along, False, product=matrices.block, turns=turns)
-    square = squared(kernel, layouts)
-    if square is not None:
-        part = product(v.extent for v in square.phases[0].inner)
-        return Launch(gpu, product(v.extent for v in square.outer), part, True, square=True)
+        along, groups = product(v.extent for v in matrices.along), matrices.alignment is not None
+        return Launch(gpu, matrices.points, along, False, product=matrices.block, alignment_groups=groups)
+    tiled = transpose_tiled(kernel, layouts)
+    if tiled is not None:
+        part = product(v.extent for v in tiled.phases[0].inner)
+        return Launch(gpu, product(v.extent for v in tiled.outer), part, True, transpose=True)
     return None
 
 
-def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], columns: bool) -> tuple[bool, bool, int]:
-    """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `columns`: neighbours in memory are along the outer
-    loops.
-    """
+def _loops(kernel: Kernel, layouts: Mapping[str, Buffer], outer: bool) -> tuple[bool, bool, int]:
+    """Whether a kernel is persistent, whether it gathers rows, and how many inner loops it has. `outer`: whether it is an outer reduction."""
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     known = [n for n in inners if isinstance(n, int)]
-    largest, deep, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
-    if columns and not kernel.walk and deep == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
-        return False, True, deep
+    largest, loops, all_known = max(known, default=1), sum(n != 1 for n in inners), len(known) == len(inners)
+    if outer and not kernel.grid_loop and loops == 1 and largest <= GATHERED and all_known and gathers(kernel, layouts):
+        return False, True, loops
     column = kernel.gpu.budgets.column
-    limit = column * (1 if deep < 2 else 4) if columns else _room(kernel)
-    persistent = (all_known and largest <= limit) or bool(kernel.walk)
-    if columns and deep > 1 and largest > kernel.gpu.budgets.short_column and not kernel.walk:
-        # A loop that meets each element once waits for the memory less than a tile does whose sums wait for each other.
+    limit = column * (1 if loops < 2 else 4) if outer else _row_budget(kernel)
+    persistent = (all_known and largest <= limit) or bool(kernel.grid_loop)
+    if outer and loops > 1 and largest > kernel.gpu.budgets.short_column and not kernel.grid_loop:
+        # A loop that reads each element once waits for the memory less than a tile does whose sums wait for each other.
         persistent = persistent and _passes(kernel) > 1
     if persistent:
-        return True, False, deep
-    deep = _passes(kernel)
-    fits = all_known and largest <= _long(kernel.gpu) and not columns
-    return fits and deep > 1 and _keeps_little(kernel, layouts), False, deep
+        return True, False, loops
+    loops = _passes(kernel)
+    fits = all_known and largest <= _long_row_budget(kernel.gpu) and not outer
+    return fits and loops > 1 and _keeps_little(kernel, layouts), False, loops
 
 
 def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
-    """Of loops over points, with or without loops inside of them."""
-    columns = across(kernel, layouts)
-    persistent, gathering, passes = _loops(kernel, layouts, columns)
+    """Of other kernels: outer loops, with or without inner ones."""
+    outer_reduction = is_outer_reduction(kernel, layouts)
+    persistent, gathering, passes = _loops(kernel, layouts, outer_reduction)
     inners = [product(v.extent for v in p.inner) for p in kernel.phases]
     rows = [layouts[b].dtype for b in whole_rows(kernel) if b in layouts]
-    outer = product(v.extent for v in kernel.outer if v not in kernel.walk)
+    outer = product(v.extent for v in kernel.outer if v not in kernel.grid_loop)
     inner = max((n for n in inners if isinstance(n, int)), default=1) if persistent else _largest(inners)
     met = product((outer, inner))
     sizes = {b: product(layouts[b].shape) for b in (*kernel.reads, *kernel.writes)}
-    wide = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
-    least = min((ITEMSIZE[layouts[b].dtype] for b in wide), default=4)
+    large = [b for b, n in sizes.items() if not isinstance(n, int) or not isinstance(met, int) or 2 * n > met]
+    least = min((ITEMSIZE[layouts[b].dtype] for b in large), default=4)
     row = sum(ITEMSIZE[d] for d in rows) * inner if isinstance(inner, int) else 1 << 30
     one = inner == 1 and strided(kernel, layouts)
     sums = all(
@@ -153,7 +149,7 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
         outer,
         inner,
         persistent,
-        columns,
+        outer_reduction,
         passes,
         bytes=least,
         strided=one,
@@ -167,26 +163,26 @@ def _of_rows(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Launch:
     )
 
 
-def _room(kernel: Kernel) -> int:
-    """Steps along memory that a tile may hold."""
+def _row_budget(kernel: Kernel) -> int:
+    """Steps along memory that a tile may hold in registers."""
     return kernel.gpu.budgets.row // max(1, len(set().union(*map(row_reads, kernel.phases))) // 2)
 
 
-def _long(gpu: Gpu) -> int:
-    """Steps that a tile may hold of one buffer's rows, where a loop would read them again."""
+def _long_row_budget(gpu: Gpu) -> int:
+    """The same for rows of one buffer, where a loop would read them again."""
     return 2 * gpu.budgets.row
 
 
-def room(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
-    """Steps along memory that a tile may hold of rows that are read more than once."""
-    return _long(kernel.gpu) if _keeps_little(kernel, layouts) else _room(kernel)
+def register_budget(kernel: Kernel, layouts: Mapping[str, Buffer]) -> int:
+    """The same for rows that a kernel reads more than once."""
+    return _long_row_budget(kernel.gpu) if _keeps_little(kernel, layouts) else _row_budget(kernel)
 
 
-def piece_of(team: int, inner: Size, gpu: Gpu) -> int:
-    """How many steps each program of a team has: so many that all pieces begin at whole lines of memory (of float32)."""
+def split_size(splits: int, inner: Size, gpu: Gpu) -> int:
+    """Steps of each split of a row: so many that all splits begin at whole lines of memory (of float32)."""
     assert isinstance(inner, int)
     whole = gpu.limits.line // ITEMSIZE["float32"]
-    return -(-inner // (team * whole)) * whole
+    return -(-inner // (splits * whole)) * whole
 
 
 def _passes(kernel: Kernel) -> int:
@@ -194,8 +190,8 @@ def _passes(kernel: Kernel) -> int:
     return sum(product(v.extent for v in p.inner) != 1 for p in merge_passes(kernel).phases)
 
 
-def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
-    """Whether coordinates need 64 bits, or may."""
+def needs_int64_index(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
+    """Whether coordinates may need 64 bits."""
     total = product(v.extent for v in kernel.outer)
     if not isinstance(total, int) or isinstance(shape.inner, Expr) or max(total, shape.inner) >= 1 << 31:
         return True
@@ -209,11 +205,11 @@ def wide(kernel: Kernel, layouts: Mapping[str, Buffer], shape: Launch) -> bool:
     return False
 
 
-def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
+def is_outer_reduction(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
     """Whether neighbours in memory are neighbours along the outer loops, not along the inner ones (sums over columns)."""
     if not kernel.outer:
         return False
-    votes = 0  # weighted by the elements that a load meets
+    votes = 0  # weighted by the elements that a load reads
     for phase in kernel.phases:
         for ld in _loads(phase):
             if ld.attr.buffer not in layouts or ld.vars().isdisjoint(phase.inner):
@@ -228,7 +224,7 @@ def across(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether a reduction reads rows at places that are data, one for each step, which the last outer loop, the one along a row, does not change."""
+    """Whether a reduction reads rows at places that data brings: one row for each step, and the last outer loop goes along a row."""
     for phase in kernel.phases:
         if not phase.inner or not all(isinstance(st, Reduce) for st in phase.body):
             continue
@@ -241,7 +237,7 @@ def gathers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether the last outer loop goes through what is read in steps of a few elements (windows, every other element)."""
+    """Whether the last outer loop reads memory in steps of a few elements (windows, every other element)."""
     if not kernel.outer:
         return False
     for phase in kernel.phases:
@@ -254,7 +250,7 @@ def strided(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def row_reads(phase: Phase) -> set[str]:
-    """Buffers of which each program reads rows in a phase."""
+    """Buffers of which a program reads rows in a phase."""
     return {ld.attr.buffer for ld in _loads(phase) if not ld.vars().isdisjoint(phase.inner)}
 
 
@@ -268,7 +264,9 @@ def whole_rows(kernel: Kernel) -> set[str]:
 
 
 def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
-    """Whether a program has rows of one buffer, of 32 bits at most; all others are the same for all programs, and met in one phase."""
+    """Whether a program reads rows of its own of one buffer only, of 32 bits at most; all other rows are shared by all programs, and read in one
+    phase.
+    """
     rows = whole_rows(kernel)
     if kernel.scratch or any(isinstance(st, Scan) for p in kernel.phases for st in p.body):
         return False
@@ -280,7 +278,7 @@ def _keeps_little(kernel: Kernel, layouts: Mapping[str, Buffer]) -> bool:
 
 
 def _even(kernel: Kernel) -> int:
-    """Into how many steps at most the inner loops should be cut at once, so that what only slow loops meet is one element for a tile; 0: any."""
+    """Steps of a tile, at most, for which what moves with slow inner loops only is one element; 0: any."""
     found = 0
     for phase in kernel.phases:
         loops = [v for v in phase.inner if v.extent != 1]
@@ -304,4 +302,14 @@ def _largest(sizes: list[Size]) -> Size:
     return next((n for n in sizes if isinstance(n, Expr)), max((n for n in sizes if isinstance(n, int)), default=1))
 
 
-__all__ = ["Launch", "across", "gathers", "launch", "piece_of", "room", "row_reads", "strided", "wide"]
+__all__ = [
+    "Launch",
+    "gathers",
+    "is_outer_reduction",
+    "launch",
+    "needs_int64_index",
+    "register_budget",
+    "row_reads",
+    "split_size",
+    "strided",
+]

@@ -1,4 +1,4 @@
-"""What a GPU can run as one kernel: asked before memory is planned, so that whoever writes the kernel never has to refuse."""
+"""What a GPU can run as one kernel. This is decided before memory is planned, so that printers never have to refuse a kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def atomic(mode: str, dtype: str) -> str:
 
 
 def refusal(kernel: Kernel, layouts: Mapping[str, Buffer]) -> str:
-    """Why no GPU runs the kernel, whatever values it has in memory; "" where it does."""
+    """Why no GPU runs the kernel, whatever values it keeps in memory; "" if one does."""
     for phase in kernel.phases:
         loops = sum(v.extent != 1 for v in phase.inner)
         for st in phase.body:
@@ -46,7 +46,7 @@ def _refusal_of(st: Statement, loops: int, kernel: Kernel, layouts: Mapping[str,
 
 
 def in_registers(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Rematerialized:
-    """The kernel with its tiles in registers: which of them must be in memory instead, and which buffers must not share memory for that."""
+    """The kernel with its scratch tiles in registers; which of them must be in memory instead; and which buffers must not share memory for that."""
     if not kernel.scratch:
         return Rematerialized(kernel, {}, frozenset())
     return rematerialized(kernel, launch(kernel, layouts).persistent)

@@ -20,9 +20,9 @@ _EVERYWHERE = 1 << 62  # more than any distance in memory
 
 def reorder_loops(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel:
     """The kernel with its outer loops in the order that most of what it reads and writes has in memory; those that run one point after
-    another (`serial`, `walk`) stay as they are, and so do loops whose steps in memory are symbolic.
+    another (`serial`, `grid_loop`) stay as they are, and so do loops whose steps in memory are symbolic.
     """
-    if kernel.serial or kernel.walk or len(kernel.outer) < 2:
+    if kernel.serial or kernel.grid_loop or len(kernel.outer) < 2:
         return kernel
     votes: Counter[tuple[Var, ...]] = Counter()
     for steps, weight in _accesses(kernel, layouts):

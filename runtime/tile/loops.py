@@ -72,7 +72,7 @@ def flatten(kernel: Kernel, layouts: dict[str, Buffer]) -> FlatKernel:
                 mask = node(st.mask) if isinstance(st, Store) and st.mask is not None else None
                 body.append(FlatStatement(st, node(st.value), place(flat_index(st.index, layout)), mask))
         phases.append(FlatPhase(phase.inner, tuple(body)))
-    return collapse(FlatKernel(kernel, kernel.outer, tuple(phases)))
+    return coalesce(FlatKernel(kernel, kernel.outer, tuple(phases)))
 
 
 def expressions(fk: FlatKernel, phase: FlatPhase | None = None) -> list[Expr]:
@@ -88,7 +88,7 @@ def expressions(fk: FlatKernel, phase: FlatPhase | None = None) -> list[Expr]:
     return list(found)
 
 
-def collapse(fk: FlatKernel) -> FlatKernel:
+def coalesce(fk: FlatKernel) -> FlatKernel:
     """Merge neighbouring loops that every index walks through as one."""
     changed = True
     while changed:

@@ -1,5 +1,5 @@
-"""Which columns of a row have a logit at all, where a program says that others are -inf: by coordinates (causal masks and sliding windows), or by
-data that belong to columns, or to rows and columns apart (padding, documents).
+"""Mask bounds of attention: which columns of a row have a logit at all, where others are -inf. They follow from coordinates (causal masks and sliding
+windows), or from data of columns, or of rows and of columns (padding, documents).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MaskBounds:
 
 @dataclass(frozen=True)
 class DataMaskBounds:
-    """A column has a logit for a row only where `column` is true of it (no `op`), or where `op` holds for the row's `row` and its `column`, both
-    whole numbers.
+    """A column has a logit for a row only if `column` is true of it (no `op`), or if `op` holds between `row` of the row and `column` of the column,
+    both integers.
     """
 
     column: Node
@@ -38,7 +38,7 @@ class DataMaskBounds:
 
 
 def data_mask_bounds(logits: Node, rows: Collection[Var], columns: Collection[Var], score: str) -> list[DataMaskBounds]:
-    """What the outermost choices of a logit ask of data, one number for each column. `score`: the register that is no data."""
+    """Conditions on data in the outermost choices of a logit, one number for each column. `score`: the register that is no data."""
     found: list[DataMaskBounds] = []
     while (choice := _choice(logits)) is not None:
         condition, holds, logits = choice
@@ -48,12 +48,12 @@ def data_mask_bounds(logits: Node, rows: Collection[Var], columns: Collection[Va
                 ld.attr.buffer == score or ld.args or any(map(has_values, ld.attr.index)) for ld in data
             ):
                 continue
-            if (told := _told(part, true, frozenset(rows), frozenset(columns))) is not None:
-                found.append(told)
+            if (bound := _data_bound(part, true, frozenset(rows), frozenset(columns))) is not None:
+                found.append(bound)
     return found
 
 
-def _told(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> DataMaskBounds | None:
+def _data_bound(n: Node, holds: bool, rows: frozenset[Var], columns: frozenset[Var]) -> DataMaskBounds | None:
     of_rows, of_columns = not rows.isdisjoint(n.vars()), not columns.isdisjoint(n.vars())
     if of_columns and not of_rows:
         return DataMaskBounds(n if holds else Node("logical_not", (n,), "bool"))

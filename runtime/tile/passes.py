@@ -1,7 +1,7 @@
-"""Loops of a kernel whose rows do not fit its block, made fewer: reductions move into the first loop that they can run in.
+"""Pass merging: a kernel whose rows do not fit its block gets fewer loops over them, by moving reductions into the first loop that can compute them.
 
-Three kinds of sums do so though they need the result of another reduction of that loop, by keeping up with what it has found so far: sums of
-exp(value - max of value), of squares of (value - mean of value), and, beside these, of (value - mean of value): what the mean's rounding leaves.
+Online reductions move although they need the result of another reduction of that loop: they are updated as that result changes. There are three: sums
+of exp(value - max of value), of squares of (value - mean of value), and, beside these, of (value - mean of value): what the mean's rounding leaves.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .scratch import changed, roots
 
 @dataclass(frozen=True)
 class Online(Reduce):
-    """The sum, over `value`, of exp(value - `base`) ("exp") or of (value - `base` / number of points), squared ("squares") or not ("apart"), in the
-    loop of the reduction `base` (its maximum, or its sum) itself. One of "apart" has the means of the sum of squares `beside` it.
+    """The sum over `value` of exp(value - `base`) ("exp") or of (value - `base` / number of points), squared ("squares") or not ("apart"), in the
+    loop of the reduction `base` itself (the maximum, or the sum). "apart" uses the means of the sum of squares `beside` it.
     """
 
     base: str = ""
@@ -45,7 +45,7 @@ def _is_plain(st: Statement) -> bool:
 
 
 def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] | None:
-    """The phase before `j` that `st` can move to, and what it is there."""
+    """The phase before `j` that `st` can move to, and the reduction that it becomes there."""
     made = {s.name: i for i in range(j) for s in phases[i].body if isinstance(s, Reduce)}
     read = {ld.attr.buffer for root in roots(st) for ld in root.loads()}
     last = max((made[name] for name in read if name in made), default=-1)
@@ -66,7 +66,7 @@ def _earlier(phases: Sequence[Phase], j: int, st: Reduce) -> tuple[int, Reduce] 
 
 
 def _online(st: Reduce, base: Reduce, phase: Phase) -> Online | None:
-    """`st` as a sum that keeps up with `base` in its `phase`, if it is one of those."""
+    """`st` as an online reduction in the `phase` of `base`, if it is one."""
     n, total, count = st.value, base.value, product(v.extent for v in phase.inner)
     if st.kind != "sum" or st.dtype != total.dtype or st.dtype not in ("float32", "float64") or n.dtype != st.dtype:
         return None

@@ -1,6 +1,6 @@
-"""Cut a loop where a comparison of its variable changes its value: each piece then has no condition left.
+"""Index-set splitting: a loop is cut where a comparison of its variable changes its value, so that each piece has no condition left.
 
-This is how a concatenation writes straight into its slices and padding costs nothing inside: one piece for each operand.
+This is how a concatenation writes straight into its slices, one piece for each operand, and how padding costs nothing inside.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .loops import FlatKernel, FlatPhase, FlatStatement, substitute
 MAX_PIECES = 16  # of a kernel: so many times as long is its text
 
 
-def split(fk: FlatKernel) -> list[FlatKernel]:
-    """Kernels that together do the same work, one after the other: what the points of outer loops compute is independent. Neighbouring loops of
-    a piece are still apart (`collapse`).
+def split_kernel(fk: FlatKernel) -> list[FlatKernel]:
+    """Kernels that do the same work one after the other, since points of outer loops are independent. Neighbouring loops of a piece are not coalesced
+    yet (`coalesce`).
     """
     fk = fold_kernel(fk)
     if fk.kernel.serial:
@@ -172,4 +172,4 @@ def flip(gap: Expr, v: Var, op: str) -> Size | None:
     return k + 1 if op in ("lt", "ge") else k  # k - v < 0 flips at v = k + 1; <= 0 at k
 
 
-__all__ = ["breakpoints", "flip", "fold_kernel", "split"]
+__all__ = ["breakpoints", "flip", "fold_kernel", "split_kernel"]

@@ -1,4 +1,4 @@
-"""Rows that several loops of a program read: how much of them stays in registers until the next loop, and what the cache should do with the rest."""
+"""Rows that several loops of a kernel read: how much of them stays in registers until the next loop, and how the cache should evict the rest."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ Body = tuple[int, tuple[Var, ...], tuple[Statement, ...]]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A load of a row whose first `steps` stay in registers, as a tuple of tiles; in the `first` loop that reads it they are put there."""
+class ResidentRow:
+    """A load of a row whose first `steps` stay in registers, as a tuple `tiles`; `first`: whether it is in the first loop that reads the row,
+    which fills that tuple.
+    """
 
     tiles: str
     steps: int
     first: bool
 
 
-def cache_hints(kernel: Kernel, at: int) -> dict[str, str]:
-    """What the cache should do with rows that several loops read: keep them for the next, and let them go in the last. at: of the phase."""
-    deep = [row_reads(p) for p in kernel.phases]
-    before, after = set().union(*deep[:at]), set().union(*deep[at + 1 :])
-    return {b: "evict_last" if b in after else "evict_first" for b in deep[at] if b in before or b in after}
+def eviction_policies(kernel: Kernel, at: int) -> dict[str, str]:
+    """Triton's eviction policies for rows that several loops read, in phase number `at`: they stay in the cache until the last loop."""
+    rows = [row_reads(p) for p in kernel.phases]
+    before, after = set().union(*rows[:at]), set().union(*rows[at + 1 :])
+    return {b: "evict_last" if b in after else "evict_first" for b in rows[at] if b in before or b in after}
 
 
-def kept_rows(
+def resident_rows(
     kernel: Kernel, bodies: Sequence[Body], layouts: Mapping[str, Buffer], shape: Launch, tuning: Tuning
-) -> list[dict[Node, Row]]:
-    """For each phase its loads of rows that stay in registers in part: as many as the table has room for, those read latest before others."""
-    found: list[dict[Node, Row]] = [{} for _ in bodies]
-    if shape.persistent or shape.across or shape.passes < 2 or shape.inner == 1 or kernel.walk:
+) -> list[dict[Node, ResidentRow]]:
+    """For each phase its loads of rows that stay in registers in part, within the table's budget; rows that are read latest come first."""
+    found: list[dict[Node, ResidentRow]] = [{} for _ in bodies]
+    if shape.persistent or shape.outer_reduction or shape.passes < 2 or shape.inner == 1 or kernel.grid_loop:
         return found
-    room, (x, r, _) = rule_of(shape, tuning).kept, blocks(shape, tuning)
-    if not room or x != 1 or not isinstance(shape.inner, int) or shape.inner > TILES * r:
+    budget, (x, r, _) = rule_of(shape, tuning).resident, blocks(shape, tuning)
+    if not budget or x != 1 or not isinstance(shape.inner, int) or shape.inner > TILES * r:
         return found
     met: dict[tuple[str, Expr], list[tuple[int, Node]]] = {}
     for at, (_, loops, body) in enumerate(bodies):
@@ -63,12 +65,12 @@ def kept_rows(
     rows = [some for some in met.values() if some[0][0] < some[-1][0]]
     for number, some in enumerate(sorted(rows, key=lambda some: -some[0][0])):
         each = -(-ITEMSIZE[some[0][1].dtype] // REGISTER)
-        steps = min(room // each, -(-shape.inner // r) * r) // r * r
-        room -= steps * each
+        steps = min(budget // each, -(-shape.inner // r) * r) // r * r
+        budget -= steps * each
         for at, ld in some if steps else ():
-            # Each tile is put there once: where the first loop also reads it by another view, that reads it from memory.
+            # Each tile is kept once: where the first loop also reads it by another view, that reads it from memory.
             if at > some[0][0] or ld is some[0][1]:
-                found[at][ld] = Row(f"kept{number}", steps, at == some[0][0])
+                found[at][ld] = ResidentRow(f"resident{number}", steps, at == some[0][0])
     return found
 
 
@@ -82,4 +84,4 @@ def _place(where: Expr, loops: Sequence[Var], inner: int) -> Expr | None:
     return None if rest.atoms() & set(loops) else rest + of(Var("step", inner)) * each
 
 
-__all__ = ["UNROLLED", "Row", "cache_hints", "kept_rows"]
+__all__ = ["UNROLLED", "ResidentRow", "eviction_policies", "resident_rows"]

@@ -112,7 +112,7 @@ class _Rematerializer:
         }
         self.keep = {name for name, t in self.tiles.items() if persistent and _in_order(kernel, t)}
         self.stored: list[set[str]] = []  # global memory that the phases before write
-        self.turned: set[str] = set()  # tiles that are made of others at other points than their own
+        self.permuted: set[str] = set()  # tiles that are made of others at other points than their own
         self.spilled: dict[str, str] = {}
         self.no_alias: set[tuple[str, str]] = set()
 
@@ -156,10 +156,10 @@ class _Rematerializer:
             in_order = in_loop_order(ld.attr.index, t.buffer.shape, phase.inner)
             # What was stored since may be what the tile was computed from.
             over = self.stored[p] - self.stored[t.phase]
-            if name in self.turned or not in_order:
+            if name in self.permuted or not in_order:
                 over = over | here  # the phase stores over what it reads at the very point, but not at others
                 if of_tile:
-                    self.turned.add(of_tile)
+                    self.permuted.add(of_tile)
             read = {inner.attr.buffer for inner in t.store.value.loads()}
             if again := read & over:
                 self.spilled.setdefault(name, f"{min(again)!r}, of which it is made, is stored over before it is read")

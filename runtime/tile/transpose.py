@@ -1,6 +1,6 @@
-"""Kernels of independent points that read or write some buffers along one loop and some along another (transposes): done in square tiles.
+"""Transpose tiles: pointwise kernels that access some buffers along one loop and some along another go through square tiles of both loops.
 
-The inner dimension of a block then runs along the one loop, the outer dimension along the other: each access is contiguous in one of them.
+The inner dimension of a block runs along one loop, the outer dimension along the other: each access is contiguous in one of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..kernels.plan import Kernel, Phase, Reduce, Store
 from ..kernels.steps import flat_index
 from .scratch import changed, roots
 
-LEAST = 8  # points of a loop that are worth a side
+LEAST = 8  # points of a loop, for which a tile is worth it
 
 
-def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
-    """The kernel with a part of one loop as inner loop and another as the fastest outer one, or None where that gains nothing."""
+def transpose_tiled(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
+    """The kernel with a part of one loop as inner loop and another as the fastest outer one, or None if that gains nothing."""
     if kernel.serial or kernel.scratch or any(p.inner for p in kernel.phases):
         return None
     if any(not isinstance(st, Store) or st.mode != "set" or st.atomic for p in kernel.phases for st in p.body):
@@ -27,7 +27,7 @@ def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
     if not all(isinstance(v.extent, int) for v in kernel.outer):
         return None
     weights: Counter[Var] = Counter()
-    far: dict[Var, set[Var]] = {}  # loops along which what is contiguous along the first goes far
+    far: dict[Var, set[Var]] = {}  # for each loop: others along which what is contiguous along it makes large steps
     for name, place, met in _accesses(kernel, layouts):
         along = next((v for v in kernel.outer if place.coefficient(v) == 1), None)
         if along is None or met * LEAST < product(v.extent for v in kernel.outer):  # type: ignore[operator]
@@ -51,7 +51,7 @@ def squared(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
 
 
 def _accesses(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Iterator[tuple[str, Expr, int]]:
-    """Each place that is read or written, and at how many points."""
+    """Each place that is read or written, and the number of points."""
     for phase in kernel.phases:
         for st in phase.body:
             assert not isinstance(st, Reduce)
@@ -73,4 +73,4 @@ def _tiled(kernel: Kernel, a: Var, b: Var, part: int) -> Kernel:
     return replace(kernel, outer=tuple(v for v in outer if v.extent != 1), phases=phases)
 
 
-__all__ = ["squared"]
+__all__ = ["transpose_tiled"]

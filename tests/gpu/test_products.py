@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 BF, HALF = torch.bfloat16, torch.float16
 INF, NAN = float("inf"), float("nan")
 TILE = Tile(64, 32, 32, 4, 3)
-TOLD = replace(TILE, rows=128, columns=64, steps=64, descriptors=True)
+DESCRIBED = replace(TILE, block_m=128, block_n=64, block_k=64, descriptors=True)
 Program = Callable[..., Any]
 
 
@@ -168,7 +168,7 @@ def judge(program: Program, inputs: list[Tensor], found: tuple[Tensor, ...]) -> 
         assert_as_accurate(one, eager, exact)
 
 
-@pytest.mark.parametrize("tile", [TILE, TOLD], ids=["", "descriptors"])
+@pytest.mark.parametrize("tile", [TILE, DESCRIBED], ids=["", "descriptors"])
 @pytest.mark.parametrize("name", CASES)
 def test_as_accurate_as_eager(name: str, tile: Tile, forced: Callable[[Tile], None], tmp_path: Path) -> None:
     forced(tile)
@@ -214,7 +214,7 @@ def test_thin_products_are_right(sizes: tuple[int, int, int], forced: Callable[[
     judge(gelu, inputs, found)
 
 
-@pytest.mark.parametrize("tile", [TILE, TOLD], ids=["", "descriptors"])
+@pytest.mark.parametrize("tile", [TILE, DESCRIBED], ids=["", "descriptors"])
 def test_graphs(tile: Tile, forced: Callable[[Tile], None], tmp_path: Path) -> None:
     forced(tile)
     inputs = linear_of(200, 72, 136)()

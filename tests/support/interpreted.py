@@ -29,14 +29,14 @@ from opforge.runtime.ir.nodes import Program
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.machine import Gpu
 from opforge.runtime.observe.watch import Watch
-from opforge.runtime.render.triton_group import FILL_NAME
+from opforge.runtime.render.triton_horizontal import FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel, TritonUnit, render_triton
 from opforge.runtime.targets.base import Built
 from opforge.runtime.targets.cuda import prepared, scheduled
 
+from .cooperative_interpreted import launch_once
 from .gpu_lowering import lowered_for_a_gpu
 from .machines import H200
-from .teams_interpreted import launch_once
 from .triton_interpreter import mend
 
 _TYPES = {
@@ -56,7 +56,9 @@ class Interpreted:
     support = "support"
 
     def parts(self) -> dict[str, str]:
-        return {"target": f"interpreter, with teams, {self.gpu}"}  # what is loaded is part of what is kept
+        return {
+            "target": f"interpreter, with cooperative kernels, {self.gpu}"
+        }  # what is loaded is part of what is kept
 
     def prepare(self, program: Program) -> Program:
         return prepared(program, self.gpu, self.cfg)
@@ -74,9 +76,9 @@ class Interpreted:
         for name, symbol in rendered.symbols.items():
             k = rendered.kernels[symbol]
             numbers = groups[name].numbers(k.xblock * k.rblock) if name in groups else []
-            how = "table" if name in rendered.tables else "chain" if name in rendered.chained else ""
-            space = rendered.teams.get(name, 0)
-            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, how, space]
+            how = "table" if name in rendered.pointer_tables else "chain" if name in rendered.chained else ""
+            workspace = rendered.cooperative.get(name, 0)
+            symbols[name] = [symbol, list(k.pointers), k.xblock, k.rblock, numbers, how, workspace]
         return Built(rendered.source, files, symbols)
 
     def recorder(self) -> Recorder | None:
@@ -84,14 +86,14 @@ class Interpreted:
 
     def load(self, entry: Entry) -> Mapping[str, Callable[..., Any]]:
         loaded: dict[str, Callable[..., Any]] = {}
-        for name, (symbol, pointers, xblock, rblock, numbers, how, space) in entry.meta["symbols"].items():
+        for name, (symbol, pointers, xblock, rblock, numbers, how, workspace) in entry.meta["symbols"].items():
             if name != FILL_NAME:  # a table is filled by `_with_table`
                 kernel = TritonKernel(
                     symbol, entry.file(f"{symbol}.py").read_text(), tuple(pointers), 0, xblock, rblock, 1
                 )
-                run: Callable[..., None] = {"table": _with_table, "chain": _with_counter}.get(how, _run)
-                if space:
-                    run = functools.partial(_with_counter, space=space)
+                run: Callable[..., None] = {"table": _with_table, "chain": _with_semaphore}.get(how, _run)
+                if workspace:
+                    run = functools.partial(_with_semaphore, workspace=workspace)
                 loaded[name] = functools.partial(run, kernel, numbers)
         return loaded
 
@@ -102,11 +104,13 @@ def _run(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments
     _launch(kernel, programs, [*memory, *arguments[count:], *numbers], {})
 
 
-def _with_counter(kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int, space: int = 0) -> None:
-    """The kernel leaves the counter at zero. `space`: bytes of memory that it takes behind it."""
-    counter, memory = torch.zeros(1, dtype=torch.int32), torch.full((space,), 77, dtype=torch.uint8)
-    _run(kernel, numbers, programs, *arguments, counter.data_ptr(), *([memory.data_ptr()] if space else []))
-    assert not counter.any(), f"{kernel.name} does not set its counter back"
+def _with_semaphore(
+    kernel: TritonKernel, numbers: Sequence[int], programs: int, *arguments: int, workspace: int = 0
+) -> None:
+    """The kernel leaves the semaphore at zero. `workspace`: bytes of memory whose address follows."""
+    semaphore, memory = torch.zeros(1, dtype=torch.int32), torch.full((workspace,), 77, dtype=torch.uint8)
+    _run(kernel, numbers, programs, *arguments, semaphore.data_ptr(), *([memory.data_ptr()] if workspace else []))
+    assert not semaphore.any(), f"{kernel.name} does not reset its semaphore"
 
 
 def _with_table(

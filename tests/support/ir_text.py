@@ -98,7 +98,7 @@ class _NestReader:
             self.fields["scan_dim"] = r.integer()
         if r.take("from"):
             self.fields["origin"] = r.string()
-        self.fields["team"] = bool(r.take("together"))
+        self.fields["cooperative"] = bool(r.take("cooperative"))
 
     def _loops(self, r: Reader) -> list[Any]:
         found = r.loops()

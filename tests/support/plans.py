@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from opforge.runtime.ir.index import Val, of
 from opforge.runtime.ir.nodes import Buffer, Extern, Nest, Program, contiguous_strides
-from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Reduce, Scan, Store, ViewOf
+from opforge.runtime.kernels.plan import (
+    Allocation,
+    ExternStep,
+    Kernel,
+    KernelStep,
+    Phase,
+    Plan,
+    Reduce,
+    Scan,
+    Store,
+    ViewOf,
+)
 from tests.support.ir_reader import Reader, tokens
 
 from .machines import H200
@@ -73,7 +84,7 @@ def kernel(name, outer, phases, dtypes, scratch="", serial=False, symbols=None):
     )
 
 
-def plan_of(program: Program, steps, places=None, layouts=None, arena=0, outputs=None, frees=None) -> Plan:
+def plan_of(program: Program, steps, allocations=None, layouts=None, arena=0, outputs=None, frees=None) -> Plan:
     """A plan with contiguous layouts and, where nothing is said, own memory for outputs and "extern" for results of calls."""
     made = {b.name: b for b in program.inputs}
     table = {
@@ -82,8 +93,8 @@ def plan_of(program: Program, steps, places=None, layouts=None, arena=0, outputs
     }
     table.update(layouts or {})
     called = {b.name for i in program.items if isinstance(i, Extern) for b in i.outs}
-    where = {n: Place("input" if n in made else "extern" if n in called else "own") for n in table}
-    where.update(places or {})
+    where = {n: Allocation("input" if n in made else "extern" if n in called else "dedicated") for n in table}
+    where.update(allocations or {})
     outs = outputs
     if outs is None:
         outs = tuple(

@@ -19,10 +19,10 @@ import torch
 from opforge.runtime.ir.facts import evaluate
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.kernels.plan import Kernel, Plan, ViewOf
-from opforge.runtime.kernels.steps import home
+from opforge.runtime.kernels.steps import allocation_root
 from opforge.runtime.render.triton import render_kernel
-from opforge.runtime.render.triton_group import FILL, FILL_NAME
-from opforge.runtime.render.triton_team import SLOT, SPACE
+from opforge.runtime.render.triton_cooperative import PARTIAL_BYTES, WORKSPACE
+from opforge.runtime.render.triton_horizontal import FILL, FILL_NAME
 from opforge.runtime.render.triton_unit import TritonUnit
 from opforge.runtime.tile.cooperative import reductions
 from opforge.runtime.tile.idle import goes_in_strides
@@ -47,7 +47,9 @@ class Job:
         None  # the functions that a wrapper would call, with blocks of `xblock`; None: each kernel by itself
     )
     tile: tuple[int, int] | None = None  # XBLOCK and RBLOCK of all kernels, instead
-    homes: dict[str, str] = field(default_factory=dict)  # of buffers that are in the memory of another: which one
+    allocation_roots: dict[str, str] = field(
+        default_factory=dict
+    )  # of buffers that are in the memory of another: which one
 
 
 def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
@@ -57,7 +59,7 @@ def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
         span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
         memory[b.name] = t.as_strided((span,), (1,)).clone()
     for name, b in plan.layouts.items():
-        if name not in memory and plan.places[name].kind != "alias":
+        if name not in memory and plan.allocations[name].kind != "alias":
             assert b.stride is not None
             span = (
                 1 + sum((n - 1) * s for n, s in zip(b.shape, b.stride, strict=True)) + b.offset
@@ -65,10 +67,10 @@ def job_of(plan: Plan, inputs: Sequence[torch.Tensor]) -> Job:
                 else 0
             )
             memory[name] = torch.full((span,), 77, dtype=getattr(torch, b.dtype))
-    homes = {name: home(plan, name) for name in plan.layouts}
+    allocation_roots = {name: allocation_root(plan, name) for name in plan.layouts}
     for name in plan.layouts:
-        memory[name] = memory[homes[name]]
-    return Job(plan.kernels(), plan.layouts, memory, homes=homes)
+        memory[name] = memory[allocation_roots[name]]
+    return Job(plan.kernels(), plan.layouts, memory, allocation_roots=allocation_roots)
 
 
 def results(plan: Plan, memory: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -88,10 +90,10 @@ def blocks(
     if shape.tile is not None:
         return -(-outer // shape.tile[0]), *shape.tile[:2]
     if shape.product:
-        # Of rows in turns the blocks that they get: only in wide ones whole vectors are stored.
-        x, r = (256, 64) if shape.turns else (32, 32)
+        # Rows in alignment groups have wide blocks: only there whole vectors are stored.
+        x, r = (256, 64) if shape.alignment_groups else (32, 32)
         return -(-outer // x), x, r
-    if kernel.team > 1:
+    if kernel.splits > 1:
         return outer, 1, 1 << (inner - 1).bit_length()
     whole = 1 << max(inner - 1, 0).bit_length()
     # Loops over rows of which a part stays in registers are unrolled.
@@ -117,16 +119,18 @@ def launch_interpreted(jobs: list[Job]) -> list[dict[str, torch.Tensor]]:
                     if kernel.name == job.unit.grouped[kernel.name].kernels[0]:
                         steps.append(_group_step(job, job.unit, kernel.name, root / f"k{k}_"))
                     continue
-                (root / f"k{k}_{kernel.name}.py").write_text(render_kernel(kernel, job.layouts, homes=job.homes))
+                (root / f"k{k}_{kernel.name}.py").write_text(
+                    render_kernel(kernel, job.layouts, allocation_roots=job.allocation_roots)
+                )
                 names = [*kernel.reads, *kernel.writes]
                 sizes = [job.sizes[s] for s in kernel.symbols]
                 programs, *tile = _blocks_of(job, kernel)
-                if goes_in_strides(kernel, job.layouts, job.homes):
+                if goes_in_strides(kernel, job.layouts, job.allocation_roots):
                     programs = min(programs, 2)
-                if kernel.team > 1:
-                    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
-                    names += ["counter", f"space of {kernel.name}"]
-                    job.memory[names[-1]] = torch.full((SLOT * reductions(kernel) * programs // 8,), 77)
+                if kernel.splits > 1:
+                    job.memory.setdefault("semaphore", torch.zeros(1, dtype=torch.int32))
+                    names += ["semaphore", f"workspace of {kernel.name}"]
+                    job.memory[names[-1]] = torch.full((PARTIAL_BYTES * reductions(kernel) * programs // 8,), 77)
                 steps.append([kernel.name, names, sizes, programs, *tile])
             torch.save(job.memory, root / f"k{k}.pt")
             plan.append(steps)
@@ -154,13 +158,13 @@ def _chain_of(unit: TritonUnit, kernel: str) -> str:
 
 
 def _chain_step(job: Job, unit: TritonUnit, name: str, prefix: Path) -> list[Any]:
-    """The one launch of a kernel with those that follow it; all of a job have one counter."""
+    """The one launch of a kernel with those that follow it; all of a job have one semaphore."""
     made = unit.kernels[unit.symbols[name]]
     Path(f"{prefix}{made.name}.py").write_text(made.source)
     known = {k.name: k for k in job.kernels}
     names = [b for member in unit.chained[name] for b in (*known[member].reads, *known[member].writes)]
-    job.memory.setdefault("counter", torch.zeros(1, dtype=torch.int32))
-    return [made.name, [*names, "counter"], [], unit.programs[name], made.xblock, made.rblock]
+    job.memory.setdefault("semaphore", torch.zeros(1, dtype=torch.int32))
+    return [made.name, [*names, "semaphore"], [], unit.programs[name], made.xblock, made.rblock]
 
 
 def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[Any]:
@@ -172,7 +176,7 @@ def _group_step(job: Job, unit: TritonUnit, first: str, prefix: Path) -> list[An
     names = [b for member in group.kernels for b in (*known[member].reads, *known[member].writes)]
     x, r = (job.xblock, 2) if job.xblock else (kernel.xblock, kernel.rblock)
     step = [kernel.name, names, group.numbers(x * r), group.programs(x * r), x, r]
-    if not group.table:
+    if not group.pointer_table:
         return step
     filling = unit.kernels[FILL_NAME]
     Path(f"{prefix}{FILL_NAME}.py").write_text(filling.source)
@@ -191,7 +195,7 @@ def _module(path: Path) -> Any:
 
 def _run(root: Path) -> None:
     """The interpreter's process."""
-    from tests.support.teams_interpreted import launch_once
+    from tests.support.cooperative_interpreted import launch_once
     from tests.support.triton_interpreter import mend
 
     mend()
@@ -262,7 +266,7 @@ def compile_sm90(
         names = [*kernel.reads, *kernel.writes]
         _, x, r = blocks(kernel, layouts, sizes or dict.fromkeys(kernel.symbols, 100))
         signature = {n: SIGNATURES[layouts[n].dtype] for n in names}
-        signature |= {"counter": "*i32", "space": f"*{SPACE}"} if kernel.team > 1 else {}
+        signature |= {"semaphore": "*i32", "workspace": f"*{WORKSPACE}"} if kernel.splits > 1 else {}
         signature |= dict.fromkeys(kernel.symbols, "i64") | {"XBLOCK": "constexpr", "RBLOCK": "constexpr"}
         constants = {"XBLOCK": x, "RBLOCK": r}
         source = ASTSource(fn=function, signature=signature, constexprs=constants)

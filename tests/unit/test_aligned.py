@@ -16,14 +16,14 @@ import opforge
 from opforge.errors import BuildError, ResourceError
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
-from opforge.runtime.execute import launch, tables
+from opforge.runtime.execute import launch, pointer_tables
 from opforge.runtime.execute.aligned import Arguments, copies_of, with_copies
 from opforge.runtime.execute.launch import Loaded, borrowed_function, launcher, load_function
-from opforge.runtime.execute.tables import table_launcher
+from opforge.runtime.execute.pointer_tables import table_launcher
 from opforge.runtime.host.arguments import arguments, written
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.render.triton_group import FILL
+from opforge.runtime.render.triton_horizontal import FILL
 from opforge.runtime.targets.cuda import scheduled
 from tests.support.gpu_plan import planned
 from tests.support.machines import H200
@@ -160,9 +160,11 @@ class Tables:
     """Launches a kernel that adds 1 to what lies at each member's first address, and puts it at the second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables, "launcher", self.launcher)
-        monkeypatch.setattr(tables, "empty_strided_cuda", lambda shape, _, dtype: torch.zeros(shape, dtype=dtype))
-        monkeypatch.setattr(tables, "cuda_stream", lambda _: 0)
+        monkeypatch.setattr(pointer_tables, "launcher", self.launcher)
+        monkeypatch.setattr(
+            pointer_tables, "empty_strided_cuda", lambda shape, _, dtype: torch.zeros(shape, dtype=dtype)
+        )
+        monkeypatch.setattr(pointer_tables, "cuda_stream", lambda _: 0)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         opforge.reset_stats()
 
@@ -231,7 +233,7 @@ def test_arguments_of_a_plan() -> None:
         assert len(buffers) == len(kernel.reads) + len(kernel.writes) == len(written(kernel))
         for name, told in zip((*kernel.reads, *kernel.writes), buffers, strict=True):
             if told is None:
-                assert plan.places[name].kind in ("arena", "own")
+                assert plan.allocations[name].kind in ("arena", "dedicated")
                 continue
             given = {b.name: t for b, t in zip(plan.inputs, (x, y), strict=True)}[name]
             assert torch.equal(view(told, given, {}), given)

@@ -15,32 +15,32 @@ from ...ir.index import Atom, Expr, Var, of, product
 from ...ir.nodes import Extern, Nest, Program, Size, contiguous_strides, load, rebuild
 from ...ir.work import cost, is_pointwise, node_cost, points_of
 from ...machine import Gpu
-from .partial_spread import Spreads, fresh
+from .partial_variance import ParallelVariance, fresh
 
 
 def partial_reductions(
-    program: Program, gpu: Gpu, together: Collection[str] = (), costly: Collection[str] = ()
+    program: Program, gpu: Gpu, cooperative: Collection[str] = (), costly: Collection[str] = ()
 ) -> Program:
     """The program with long reductions in two steps, where far fewer programs would share the work than the GPU should have; those that are `costly`
-    count as long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are made
-    `together`.
+    count as long. Reductions of which parts cannot be combined (positions of maxima) stay; so do those of symbolic sizes, and those that are
+    `cooperative`.
     """
     items: list[Nest | Extern] = []
     names = set(program.shapes())
     rows = _Rows(program, gpu)
-    spreads: Spreads | None = None
+    variances: ParallelVariance | None = None
     for item in program.items:
-        if isinstance(item, Nest) and item.name in together:
-            items.append(replace(item, team=True))
+        if isinstance(item, Nest) and item.name in cooperative:
+            items.append(replace(item, cooperative=True))
             continue
         parts = _cut(item, names, rows, item.name in costly) if isinstance(item, Nest) else None
         if parts and isinstance(item, Nest):
-            spreads = spreads or Spreads(program, names)
-            if (found := spreads.spread(item, parts[0].name)) is None:
-                spreads.note(item, parts)
+            variances = variances or ParallelVariance(program, names)
+            if (found := variances.parallel(item, parts[0].name)) is None:
+                variances.note(item, parts)
             parts = found or parts
         items += parts or [item]
-    if len(items) == len(program.items) and not together:
+    if len(items) == len(program.items) and not cooperative:
         return program
     return Program(program.inputs, items, program.outputs, program.mutations, program.symbols)
 
@@ -53,7 +53,7 @@ def read_again(program: Program, gpu: Gpu) -> frozenset[str]:
     rows = _Rows(program, gpu)
     found: set[str] = set()
     for k, nest in enumerate(nests):
-        if _starving(nest, rows, gpu.costs.split.values) is None or _across(nest, rows.strides):
+        if _starving(nest, rows, gpu.costs.split.values) is None or _is_outer_reduction(nest, rows.strides):
             continue
         points = product(v.extent for v in (*nest.loop_vars, *nest.rvars))
         known = {nest.name}  # what is made of the result
@@ -107,7 +107,7 @@ def _starving(nest: Nest, rows: _Rows, small: int) -> int | None:
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if not isinstance(outer, int) or not isinstance(inner, int) or outer * inner <= small:
         return None
-    have = -(-outer // rows.split.columns) if _across(nest, rows.strides) else outer
+    have = -(-outer // rows.split.columns) if _is_outer_reduction(nest, rows.strides) else outer
     return have if 4 * have < rows.programs else None
 
 
@@ -117,12 +117,12 @@ def _cut(nest: Nest, names: set[str], rows: _Rows, costly: bool) -> list[Nest] |
     outer, inner = product(nest.shape), product(v.extent for v in nest.rvars)
     if have is None or not isinstance(outer, int) or not isinstance(inner, int):
         return None
-    across = _across(nest, rows.strides)
-    if across and rows.shares(nest):
+    columns = _is_outer_reduction(nest, rows.strides)
+    if columns and rows.shares(nest):
         # Programs that go through the rows will add them up on their way: the more they are, the more parts.
         wanted = min(rows.programs * max(1, split.elements // outer), inner // split.rows)
     else:
-        wanted = min(-(-rows.programs // have), inner // (split.column if across else split.row))
+        wanted = min(-(-rows.programs // have), inner // (split.column if columns else split.row))
     cuts = _parts(nest.rvars, wanted, 4 * wanted if costly else split.parts)
     if not cuts:
         return None
@@ -172,7 +172,7 @@ class _Rows:
                 self.leaves[item.name] = self.of(item)
                 if item.stride is None:
                     self.strides[item.name] = self._as_most(item)
-            elif not _across(item, self.strides):
+            elif not _is_outer_reduction(item, self.strides):
                 self.by_rows |= self.of(item)
 
     def _as_most(self, nest: Nest) -> tuple[Size, ...] | None:
@@ -192,7 +192,7 @@ class _Rows:
         return not self.by_rows.isdisjoint(self.of(nest))
 
 
-def _across(nest: Nest, strides: Mapping[str, tuple[Size, ...] | None]) -> bool:
+def _is_outer_reduction(nest: Nest, strides: Mapping[str, tuple[Size, ...] | None]) -> bool:
     """Whether neighbours in memory belong to different results: of most loads, the index that memory follows moves with a loop of the result."""
     votes = 0  # weighted by the elements that a load meets
     for ld in nest.body.loads():

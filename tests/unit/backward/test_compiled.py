@@ -64,17 +64,17 @@ def test_what_is_watched_is_what_eager_reads_and_nobody_saves() -> None:
     )
 
 
-@pytest.mark.parametrize("missing", [0b01, 0b10])
-def test_a_variant_is_another_graph(missing: int) -> None:
+@pytest.mark.parametrize("undefined", [0b01, 0b10])
+def test_a_variant_is_another_graph(undefined: int) -> None:
     args = arguments()
     spec = backward_of(two_results, *args)
     before = str(spec.graph.graph)
-    variant = spec.variant(missing)
+    variant = spec.variant(undefined)
     assert str(spec.graph.graph) == before
     assert spec.variant(0) is spec.graph
-    tangents = [t.zeros() if missing >> k & 1 else torch.rand(3) for k, t in enumerate(spec.tangents)]
-    results = [r for k, r in enumerate(two_results(*args)) if not missing >> k & 1]
-    alone = [t for k, t in enumerate(tangents) if not missing >> k & 1]
+    tangents = [t.zeros() if undefined >> k & 1 else torch.rand(3) for k, t in enumerate(spec.tangents)]
+    results = [r for k, r in enumerate(two_results(*args)) if not undefined >> k & 1]
+    alone = [t for k, t in enumerate(tangents) if not undefined >> k & 1]
     wanted = torch.autograd.grad(results, args, alone, allow_unused=True)
     got = interpreted(variant)(_saved(spec, args, tangents))
     by_input = dict(zip(spec.gradients.inputs, got, strict=True))
@@ -82,7 +82,7 @@ def test_a_variant_is_another_graph(missing: int) -> None:
         assert (by_input[k] is None) == (want is None)
         if want is not None:
             torch.testing.assert_close(by_input[k], want)
-    assert {k for k, g in enumerate(got) if g is None} == spec.unreached(missing)
+    assert {k for k, g in enumerate(got) if g is None} == spec.unreached(undefined)
 
 
 def _saved(spec: CompiledBackward, args: tuple[Tensor, ...], tangents: list[Tensor]) -> list[Tensor]:

@@ -29,7 +29,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters, realize
-from opforge.runtime.render.triton_group import FILL, FILL_NAME
+from opforge.runtime.render.triton_horizontal import FILL, FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import Cuda, configurations, job_of

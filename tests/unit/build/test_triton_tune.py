@@ -27,7 +27,7 @@ from opforge.runtime.lower.graph import lower
 from opforge.runtime.observe import counters
 from opforge.runtime.observe.watch import Watch
 from opforge.runtime.realize import parameters
-from opforge.runtime.render.triton_group import FILL_NAME
+from opforge.runtime.render.triton_horizontal import FILL_NAME
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets import autotune, cuda
 from opforge.runtime.targets.autotune import Task, Trial
@@ -245,7 +245,7 @@ def test_table_is_launched_as_it_was_measured(cfg: Config, compiler: dict[str, A
     files, meta = build(ten, cfg, timer, *(torch.empty(1600 + 16 * n) for n in range(10)))
     (trial,) = timer.trials
     assert trial.group is not None
-    assert trial.group.table
+    assert trial.group.pointer_table
     ((name, (_, how, _, numbers, table)),) = ((k, v) for k, v in meta["symbols"].items() if k != FILL_NAME)
     assert (how, table) == ([["i64"], 1, 512, 1, 2], "table")
     assert numbers == [*(100 + n for n in range(10)), *(4 * n for n in range(10))]

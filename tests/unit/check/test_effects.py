@@ -5,7 +5,7 @@ import pytest
 from opforge.errors import PlanError
 from opforge.runtime.check.plan import check
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.kernels.plan import CopyStep, Place, ViewOf
+from opforge.runtime.kernels.plan import Allocation, CopyStep, ViewOf
 from tests.support.ir_text import parse
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
 
@@ -35,19 +35,19 @@ mutate x = new
 """
 
 
-def mutate(steps="onc", **places):
+def mutate(steps="onc", **allocations):
     program, d = make(MUTATE)
     table = {
         "o": kernel("ko", "o0<4", [("", ["store old[o0] x[o0]"])], d),
         "n": kernel("kn", "o0<4", [("", ["store new[o0] add(x[o0], 1.0:float32)"])], d),
         "c": CopyStep("x", "new"),
     }
-    return program, plan_of(program, [table[s] for s in steps], places)
+    return program, plan_of(program, [table[s] for s in steps], allocations)
 
 
 def test_mutation_is_right():
     check(*mutate())
-    check(*mutate("on", new=Place("alias", of="x")))
+    check(*mutate("on", new=Allocation("alias", of="x")))
 
 
 def test_clone_after_the_mutation():
@@ -57,7 +57,7 @@ def test_clone_after_the_mutation():
         "'x' is read after its memory was overwritten by the copy of 'new' in step 1",
     )
     reject(
-        *mutate("no", new=Place("alias", of="x")),
+        *mutate("no", new=Allocation("alias", of="x")),
         "step 1 (kernel 'ko')",
         "'x' is read after its memory was overwritten by 'new' in step 0",
     )
@@ -86,7 +86,7 @@ def test_aliased_inputs():
     ko = kernel("ko", "o0<4", [("", ["store old[o0] z[o0]"])], d)
     kn = kernel("kn", "o0<4", [("", ["store new[o0] add(x[o0], 1.0:float32)"])], d)
     check(program, plan_of(program, [kn, CopyStep("x", "new"), ko]))
-    together = {"z": Place("alias", of="x")}
+    together = {"z": Allocation("alias", of="x")}
     reject(
         program,
         plan_of(program, [kn, CopyStep("x", "new"), ko], together),
@@ -110,9 +110,9 @@ COPY = ("c0<6", ["store y[c0] neg(x[c0])"])
 UPDATE = ("u0<3", ["store sum y[at(idx[u0], 0, 5)] x[u0]"])
 
 
-def scatter(*phases, **places):
+def scatter(*phases, **allocations):
     program, d = make(SCATTER)
-    return program, plan_of(program, [kernel("k", "", phases, d)], places)
+    return program, plan_of(program, [kernel("k", "", phases, d)], allocations)
 
 
 def test_scatter_is_right():
@@ -127,17 +127,17 @@ def test_scatter_in_place():
     program, d = make(SCATTER)
     first = kernel("kb", "o0<6", [("", ["store base[o0] neg(x[o0])"])], d)
     update = kernel("ku", "", [UPDATE], d)
-    places = {"base": Place("own"), "y": Place("alias", of="base")}
-    check(program, plan_of(program, [first, update], places))
+    allocations = {"base": Allocation("dedicated"), "y": Allocation("alias", of="base")}
+    check(program, plan_of(program, [first, update], allocations))
     fill = kernel("kf", "o0<6", [("", ["store y[o0] neg(x[o0])"])], d)
     reject(
         program,
-        plan_of(program, [first, update, fill], places),
+        plan_of(program, [first, update, fill], allocations),
         "step 2 (kernel 'kf')",
         "'y'",
         "its indexed update is missing",
     )
-    reject(program, plan_of(program, [update], places), "step 0", "'base' is read before anything is written")
+    reject(program, plan_of(program, [update], allocations), "step 0", "'base' is read before anything is written")
 
 
 def test_scatter_of_another_value():
@@ -153,8 +153,8 @@ def test_scatter_race():
     program, d = make(SCATTER)
     first = kernel("kb", "o0<6", [("", ["store base[o0] neg(x[o0])"])], d)
     update = kernel("ku", "u0<3", [("", ["store sum y[at(idx[u0], 0, 5)] x[u0]"])], d)
-    places = {"base": Place("own"), "y": Place("alias", of="base")}
-    check(program, plan_of(program, [first, update], places))
+    allocations = {"base": Allocation("dedicated"), "y": Allocation("alias", of="base")}
+    check(program, plan_of(program, [first, update], allocations))
     st = update.phases[0].body[0]
     bare = update.__class__(
         **{
@@ -162,7 +162,7 @@ def test_scatter_race():
             "phases": (update.phases[0].__class__((), (st.__class__(**{**vars(st), "atomic": False}),)),),
         }
     )
-    reject(program, plan_of(program, [first, bare], places), "step 1", "'y' may be updated twice in one element")
+    reject(program, plan_of(program, [first, bare], allocations), "step 1", "'y' may be updated twice in one element")
 
 
 # -- extern calls ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ output y
 TV, HV = ViewOf("a", (6, 2, 2), (1, 12, 6), 0), ViewOf("a", (4, 3), (6, 1), 3)
 
 
-def extern(t=TV, h=HV, args=None, order="aey", **places):
+def extern(t=TV, h=HV, args=None, order="aey", **allocations):
     program, d = make(EXTERN)
     table = {
         "a": kernel("ka", "o0<4, o1<6", [("", ["store a[o0, o1] exp(x[o0, o1])"])], d),
@@ -192,7 +192,7 @@ def extern(t=TV, h=HV, args=None, order="aey", **places):
     if args is not None:
         e = table["e"]
         table["e"] = e.__class__(e.call, args, e.kwargs)
-    return program, plan_of(program, [table[s] for s in order], {"a": Place("own"), **places})
+    return program, plan_of(program, [table[s] for s in order], {"a": Allocation("dedicated"), **allocations})
 
 
 def test_extern_is_right():

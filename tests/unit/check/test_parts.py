@@ -14,7 +14,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import Node, Program
-from opforge.runtime.kernels.plan import ExternStep, Kernel, KernelStep, Phase, Place, Plan, Store, ViewOf
+from opforge.runtime.kernels.plan import Allocation, ExternStep, Kernel, KernelStep, Phase, Plan, Store, ViewOf
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.targets.cuda import prepared, scheduled
@@ -59,8 +59,8 @@ def test_what_parts_pass_on_has_no_memory() -> None:
     first = joined(plan).parts[0]
     assert isinstance(first, ExternStep)
     (scores,) = first.out
-    assert plan.places[scores].kind == "kernel"
-    plan.places[scores] = Place("own")
+    assert plan.allocations[scores].kind == "elided"
+    plan.allocations[scores] = Allocation("dedicated")
     rejects(program, plan, scores, "has a place in memory")
 
 
@@ -78,7 +78,7 @@ def test_results_do_not_lie_over_what_is_read() -> None:
     kernel = joined(plan)
     (result,) = kernel.writes
     for other in kernel.reads:
-        plan.places[result] = Place("alias", 0, other)
+        plan.allocations[result] = Allocation("alias", 0, other)
         rejects(program, plan, result, "may still read")
 
 

@@ -7,7 +7,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.ir.index import sym
 from opforge.runtime.ir.nodes import Buffer
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.kernels.plan import CopyStep, Place, ViewOf
+from opforge.runtime.kernels.plan import Allocation, CopyStep, ViewOf
 from tests.support.ir_text import parse
 from tests.support.plans import dtypes_of, kernel, plan_of
 
@@ -52,8 +52,8 @@ def chain(
         kernel("kb", "o0<4, o1<8", [("", [f"store b[o0, o1] {b_value}"])], d),
         kernel("kc", "o0<8, o1<4", [("", ["store c[o0, o1] mul(a[o1, o0], b[o1, o0])"])], d),
     ]
-    places = {"a": Place("arena", 0), "b": Place("arena", b_at), **more.pop("places", {})}
-    return program, plan_of(program, [steps[k] for k in order], places, arena=more.pop("arena", 256), **more)
+    allocations = {"a": Allocation("arena", 0), "b": Allocation("arena", b_at), **more.pop("allocations", {})}
+    return program, plan_of(program, [steps[k] for k in order], allocations, arena=more.pop("arena", 256), **more)
 
 
 def test_chain_is_right():
@@ -144,7 +144,7 @@ def test_unlisted_argument():
 
 
 def test_returned_from_the_arena():
-    program, plan = chain(places={"c": Place("arena", 256)}, arena=512)
+    program, plan = chain(allocations={"c": Allocation("arena", 256)}, arena=512)
     reject(program, plan, "output 0", "'c' is returned, but its memory is not its own (arena)")
 
 
@@ -162,18 +162,18 @@ def test_wrong_output():
 
 def test_overwritten_input():
     reject(
-        *chain(places={"b": Place("alias", of="x")}),
+        *chain(allocations={"b": Allocation("alias", of="x")}),
         "step 1 (kernel 'kb')",
         "'x' is read at [o0, -o1 + 7]",
         "'b' is written over it",
     )
-    program, plan = chain(b_value="add(a[o0, o1], x[o0, o1])", places={"b": Place("alias", of="x")})
+    program, plan = chain(b_value="add(a[o0, o1], x[o0, o1])", allocations={"b": Allocation("alias", of="x")})
     program = parse(CHAIN.replace("x[i0, 7 - i1]", "x[i0, i1]"))
     reject(program, plan, "input 'x' at the end", "not mutated by the program", "overwritten by 'b' in step 1")
 
 
 def test_two_names_in_one_place():
-    program, plan = chain(places={"c": Place("alias", of="a")})
+    program, plan = chain(allocations={"c": Allocation("alias", of="a")})
     reject(
         program,
         plan,
@@ -185,9 +185,9 @@ def test_two_names_in_one_place():
 
 
 def test_freed_too_early():
-    program, plan = chain(places={"a": Place("own")}, frees={1: ("a",)})
+    program, plan = chain(allocations={"a": Allocation("dedicated")}, frees={1: ("a",)})
     reject(program, plan, "step 2", "'a' is read after its memory was freed by step 1 (kernel 'kb')")
-    check(*chain(places={"a": Place("own")}, frees={2: ("a",)}))
+    check(*chain(allocations={"a": Allocation("dedicated")}, frees={2: ("a",)}))
 
 
 # -- in place ----------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def in_place(read, reverse=False):
         kernel("ka", "o0<4, o1<8", [("", ["store a[o0, o1] exp(x[o0, o1])"])], d),
         kernel("kb", "o0<4, o1<8", [("", [f"store b[o0, o1] neg(a[o0, {read}])"])], d),
     ]
-    return program, plan_of(program, steps, {"a": Place("own"), "b": Place("alias", of="a")})
+    return program, plan_of(program, steps, {"a": Allocation("dedicated"), "b": Allocation("alias", of="a")})
 
 
 def test_in_place_at_the_same_index():
@@ -236,10 +236,10 @@ SUM = ("r1<8", ["reduce vs sum exp(sub(x[o0, r1], vm[]))"])
 DIV = ("r2<8", ["store y[o0, r2] div(exp(sub(x[o0, r2], vm[])), vs[])"])
 
 
-def softmax(*phases, places=None, **kw):
+def softmax(*phases, allocations=None, **kw):
     program, d = make(SOFTMAX)
     return program, plan_of(
-        program, [kernel("k", "o0<4", phases, {**d, "vs": "float32", "vm": "float32"}, **kw)], places
+        program, [kernel("k", "o0<4", phases, {**d, "vs": "float32", "vm": "float32"}, **kw)], allocations
     )
 
 
@@ -298,7 +298,7 @@ def test_wrong_reduction():
 
 
 def test_softmax_in_place_needs_the_input_to_be_mutated():
-    program, plan = softmax(MAX, SUM, DIV, places={"y": Place("alias", of="x")})
+    program, plan = softmax(MAX, SUM, DIV, allocations={"y": Allocation("alias", of="x")})
     reject(program, plan, "output 0", "'y' is returned, but its memory is not its own (input x)")
     program.outputs, plan.outputs = (), ()
     program.mutations = (("x", "y"),)
@@ -317,7 +317,7 @@ def test_softmax_over_rows_in_place_of_columns():
     check(program, plan_of(program, [k, CopyStep("x", "y")], outputs=()))
     reject(
         program,
-        plan_of(program, [k], {"y": Place("alias", of="x")}),
+        plan_of(program, [k], {"y": Allocation("alias", of="x")}),
         "step 0",
         "'x' is read at [-o0 + 3, r0]",
         "by another outer iteration",
@@ -332,7 +332,7 @@ def test_several_results_of_one_kernel():
     check(program, plan_of(program, [kernel("k", "o0<4", [MAX, SUM, *shared, more[0]], d)]))
     dropped = plan_of(program, [kernel("k", "o0<4", [MAX, SUM, DIV, more[0]], d)])
     reject(program, dropped, "output 2", "'e' is read before anything is written to it")
-    overlapping = plan_of(program, [kernel("k", "o0<4", [MAX, SUM, DIV, *more], d)], {"e": Place("alias", of="y")})
+    overlapping = plan_of(program, [kernel("k", "o0<4", [MAX, SUM, DIV, *more], d)], {"e": Allocation("alias", of="y")})
     reject(program, overlapping, "step 0", "'y' and 'e', both written here, overlap")
 
 
@@ -454,8 +454,8 @@ output y
         kernel("kb", "o0<4", [("", ["store bits[o0] add(bitcast(a[o0]):int32, 1:int32)"])], d),
         kernel("ky", "o0<4", [("", ["store y[o0] add(a[o0], to_dtype(bits[o0]):float32)"])], d),
     ]
-    check(program, plan_of(program, steps, {"a": Place("arena", 0), "bits": Place("arena", 64)}, arena=128))
-    late = plan_of(program, steps, {"a": Place("arena", 0), "bits": Place("alias", of="a")}, arena=128)
+    check(program, plan_of(program, steps, {"a": Allocation("arena", 0), "bits": Allocation("arena", 64)}, arena=128))
+    late = plan_of(program, steps, {"a": Allocation("arena", 0), "bits": Allocation("alias", of="a")}, arena=128)
     reject(
         program,
         late,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opforge.runtime.fuse.horizontal import REACH, together
-from opforge.runtime.kernels.plan import CopyStep, Kernel, Place, Plan
+from opforge.runtime.fuse.horizontal import REACH, horizontal_groups
+from opforge.runtime.kernels.plan import Allocation, CopyStep, Kernel, Plan
 from tests.support.ir_text import parse
 from tests.support.plans import dtypes_of, kernel, plan_of
 
@@ -24,15 +24,17 @@ def one(writes: str, reads: str = "", width: int = 64) -> Kernel:
     return kernel(writes, f"o0<{width}", [("", [f"store {writes}[o0] neg({reads or 'x' + writes}[o0])"])], TYPES)
 
 
-def grouped(steps: list[Any], places: Mapping[str, Place] | None = None, most: int = 8, **kwargs: Any) -> list[str]:
+def grouped(
+    steps: list[Any], allocations: Mapping[str, Allocation] | None = None, most: int = 8, **kwargs: Any
+) -> list[str]:
     """Members of each group, in one word; kernels are alike where their loops are."""
     boxed = kwargs.pop("boxed", False)
-    plan = plan_of(PROGRAM, steps, dict(places or {}), arena=1 << 20, **kwargs)
-    return ["".join(names) for names in together(plan, lambda k: (k.outer[0].extent, most), boxed=boxed)]
+    plan = plan_of(PROGRAM, steps, dict(allocations or {}), arena=1 << 20, **kwargs)
+    return ["".join(names) for names in horizontal_groups(plan, lambda k: (k.outer[0].extent, most), boxed=boxed)]
 
 
-def arena(at: int) -> Place:
-    return Place("arena", at)
+def arena(at: int) -> Allocation:
+    return Allocation("arena", at)
 
 
 def test_alike_and_independent() -> None:
@@ -50,9 +52,11 @@ def test_reads_what_a_member_writes() -> None:
 
 def test_memory_of_a_member() -> None:
     """In place of an input that another reads or writes, and in parts of the arena that are used again."""
-    assert grouped([one("a"), one("b")], {"b": Place("alias", 0, "xa")}) == []  # read before
-    assert grouped([one("a"), one("b", "xa")], {"a": Place("alias", 0, "xa")}) == []  # written before
-    assert grouped([one("a"), one("b")], {"a": Place("alias", 0, "xa"), "b": Place("alias", 0, "xb")}) == ["ab"]
+    assert grouped([one("a"), one("b")], {"b": Allocation("alias", 0, "xa")}) == []  # read before
+    assert grouped([one("a"), one("b", "xa")], {"a": Allocation("alias", 0, "xa")}) == []  # written before
+    assert grouped([one("a"), one("b")], {"a": Allocation("alias", 0, "xa"), "b": Allocation("alias", 0, "xb")}) == [
+        "ab"
+    ]
     assert grouped([one("a"), one("b")], {"a": arena(0), "b": arena(256)}) == ["ab"]
     assert grouped([one("a"), one("b")], {"a": arena(0), "b": arena(192)}) == []
     assert grouped([one("a"), one("b")], {"a": arena(192), "b": arena(0)}) == []
@@ -66,7 +70,7 @@ def test_moved_over_others() -> None:
     assert grouped([one("a"), other, one("c")]) == ["ac"]
     assert grouped([one("a"), other, one("c", "b")]) == []
     assert grouped([one("a"), one("b", "a", 32), one("c")]) == ["ac"]
-    assert grouped([one("a"), one("b", "xc", 32), one("c")], {"c": Place("alias", 0, "xc")}) == []
+    assert grouped([one("a"), one("b", "xc", 32), one("c")], {"c": Allocation("alias", 0, "xc")}) == []
     assert grouped([one("a"), CopyStep("xh", "h"), one("c")]) == []
 
 
@@ -80,7 +84,7 @@ def test_memory_does_not_grow() -> None:
     steps = [one("a"), one("b"), one("c")]
     freed: dict[str, Any] = {"frees": {0: ("h",)}}
     assert grouped(steps, **freed) == ["bc"]
-    in_place = {n: Place("alias", 0, f"x{n}") for n in "abc"}
+    in_place = {n: Allocation("alias", 0, f"x{n}") for n in "abc"}
     assert grouped(steps, in_place, **freed) == ["abc"]
     assert grouped(steps, boxed=True) == []
     assert grouped(steps, in_place, boxed=True) == ["abc"]
@@ -89,4 +93,4 @@ def test_memory_does_not_grow() -> None:
 def test_not_from_afar() -> None:
     plan = plan_of(PROGRAM, [one("a"), *[one("b", width=32)] * REACH, one("c")])
     assert isinstance(plan, Plan)
-    assert together(plan, lambda k: None if k.name == "b" else (0, 8)) == []
+    assert horizontal_groups(plan, lambda k: None if k.name == "b" else (0, 8)) == []

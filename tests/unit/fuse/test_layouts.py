@@ -64,7 +64,7 @@ def test_sums_of_parts_share_a_kernel() -> None:
     plan = planned(fn, x, x, c)
     assert len(plan.kernels()) == 3
     sums = launch(plan.kernels()[0], plan.layouts)
-    assert sums.across
+    assert sums.outer_reduction
     assert sums.persistent
     assert sums.sums
     xblock, rblock, warps = blocks(sums)

@@ -106,4 +106,6 @@ def test_one_element_of_each_row_is_computed_by_its_reader(tmp_path: Path) -> No
         for found, eager, exact in zip(run(x, at), fn(x, at), fn(x.double(), at), strict=True):
             assert_as_accurate(found, eager, exact)
     plan = HISTORY[-1].plan
-    assert all(math.prod(b.shape) < 64 * 300 for name, b in plan.layouts.items() if plan.places[name].kind != "input")
+    assert all(
+        math.prod(b.shape) < 64 * 300 for name, b in plan.layouts.items() if plan.allocations[name].kind != "input"
+    )

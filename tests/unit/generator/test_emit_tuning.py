@@ -14,30 +14,30 @@ SPEC = """\
   machine: "one, with a name"
   command: tune it
   blocks:
-  - {kernel: points, strided: true, x: 256, each: 2, warps: 8}
-  - {kernel: points, x: 512, each: 4, warps: 8}
-  - {kernel: square, x: 64, each: 16, warps: 8}
-  - {kernel: columns, x: 64, tile: 4096, each: 16, warps: 8}
-  - {kernel: columns_in_loops, x: 32, tile: 1024, programs: 100, least: 8, each: 8, warps: 8}
-  - {kernel: rows, tile: 1024, each: 16, warps: 8}
-  - {kernel: rows_in_a_loop, x: 1, r: 2048, each: 4, warps: 8}
-  - {kernel: rows_in_loops, x: 1, r: 4096, even: 2048, each: 4, warps: 8}
+  - {kernel: pointwise, strided: true, x: 256, each: 2, warps: 8}
+  - {kernel: pointwise, x: 512, each: 4, warps: 8}
+  - {kernel: transpose, x: 64, each: 16, warps: 8}
+  - {kernel: outer_reduction, x: 64, tile: 4096, each: 16, warps: 8}
+  - {kernel: looped_outer_reduction, x: 32, tile: 1024, programs: 100, least: 8, each: 8, warps: 8}
+  - {kernel: persistent_reduction, tile: 1024, each: 16, warps: 8}
+  - {kernel: looped_reduction, x: 1, r: 2048, each: 4, warps: 8}
+  - {kernel: multi_pass_reduction, x: 1, r: 4096, even: 2048, each: 4, warps: 8}
   - {kernel: product, x: 128, r: 64, warps: 4}
   - {kernel: attention, block: 64, x: 128, r: 64, programs: 108, least: 16, warps: 4}
   - {kernel: attention, x: 64, r: 64, programs: 108, least: 16, warps: 4}
-  - {kernel: group, x: 1024, r: 16, programs: 864, warps: 1}
-  - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
-  contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, turned: 512, end: 5, near: 3, wide_near: 6, stages: 3}
-  attention: {rows: 32, stages: 5, looked_at: 256}
+  - {kernel: horizontal, x: 1024, r: 16, programs: 864, warps: 1}
+  - {kernel: horizontal_table, x: 512, r: 8, programs: 1728, warps: 2}
+  contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, grouped_columns: 512, epilogue: 5, group_m: 3, wide_group_m: 6, num_stages: 3}
+  attention: {rows: 32, num_stages: 5, looked_at: 256}
   routine: {elements: 512, across: 8, most_across: 2048, programs: 100, wide: 1024}
   tiles:
-  - {rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
-  - {rows: 64, columns: 64, steps: 32, warps: 4, stages: 3, descriptors: true}
+  - {block_m: 128, block_n: 64, block_k: 32, num_warps: 4, num_stages: 3}
+  - {block_m: 64, block_n: 64, block_k: 32, num_warps: 4, num_stages: 3, descriptors: true}
   margin: 5
   last: {rows: 16, elements: 1024}
   fused:
-  - {odd: true, depth: 100, least: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
-  - {cost: 3, depth: 100, elements: 3000, rows: 64, columns: 32, steps: 32, warps: 4, stages: 4}
+  - {odd: true, depth: 100, least: 3000, block_m: 64, block_n: 32, block_k: 32, num_warps: 4, num_stages: 4}
+  - {cost: 3, depth: 100, elements: 3000, block_m: 64, block_n: 32, block_k: 32, num_warps: 4, num_stages: 4}
 """
 EXPECTED = """\
 #: By compute capability.
@@ -50,37 +50,49 @@ TUNING: dict[int, Tuning] = {
         "one, with a name",
         "tune it",
         {
-            "points": (
+            "pointwise": (
                 Rule(strided=True, x=256, each=2, warps=8),
                 Rule(x=512, each=4, warps=8),
             ),
-            "square": (Rule(x=64, each=16, warps=8),),
-            "columns": (Rule(x=64, tile=4096, each=16, warps=8),),
-            "columns_in_loops": (Rule(x=32, tile=1024, programs=100, least=8, each=8, warps=8),),
-            "rows": (Rule(tile=1024, each=16, warps=8),),
-            "rows_in_a_loop": (Rule(x=1, r=2048, each=4, warps=8),),
-            "rows_in_loops": (Rule(x=1, r=4096, even=2048, each=4, warps=8),),
+            "transpose": (Rule(x=64, each=16, warps=8),),
+            "outer_reduction": (Rule(x=64, tile=4096, each=16, warps=8),),
+            "looped_outer_reduction": (Rule(x=32, tile=1024, programs=100, least=8, each=8, warps=8),),
+            "persistent_reduction": (Rule(tile=1024, each=16, warps=8),),
+            "looped_reduction": (Rule(x=1, r=2048, each=4, warps=8),),
+            "multi_pass_reduction": (Rule(x=1, r=4096, even=2048, each=4, warps=8),),
             "product": (Rule(x=128, r=64, warps=4),),
             "attention": (
                 Rule(block=64, x=128, r=64, programs=108, least=16, warps=4),
                 Rule(x=64, r=64, programs=108, least=16, warps=4),
             ),
-            "group": (Rule(x=1024, r=16, programs=864, warps=1),),
-            "table": (Rule(x=512, r=8, programs=1728, warps=2),),
+            "horizontal": (Rule(x=1024, r=16, programs=864, warps=1),),
+            "horizontal_table": (Rule(x=512, r=8, programs=1728, warps=2),),
         },
         ContractionSizes(
-            few_rows=16, rows=64, edge=64, wide_edge=128, turned=512, end=5, near=3, wide_near=6, stages=3
+            few_rows=16,
+            rows=64,
+            edge=64,
+            wide_edge=128,
+            grouped_columns=512,
+            epilogue=5,
+            group_m=3,
+            wide_group_m=6,
+            num_stages=3,
         ),
-        AttentionSizes(rows=32, stages=5, looked_at=256),
+        AttentionSizes(rows=32, num_stages=5, looked_at=256),
         RoutineSizes(elements=512, across=8, most_across=2048, programs=100, wide=1024),
         (
-            Block(rows=128, columns=64, steps=32, warps=4, stages=3),
-            Block(rows=64, columns=64, steps=32, warps=4, stages=3, descriptors=True),
+            Block(block_m=128, block_n=64, block_k=32, num_warps=4, num_stages=3),
+            Block(block_m=64, block_n=64, block_k=32, num_warps=4, num_stages=3, descriptors=True),
         ),
         5,
         (
-            FusedProduct(odd=True, depth=100, least=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
-            FusedProduct(cost=3, depth=100, elements=3000, rows=64, columns=32, steps=32, warps=4, stages=4),
+            FusedProduct(
+                odd=True, depth=100, least=3000, block_m=64, block_n=32, block_k=32, num_warps=4, num_stages=4
+            ),
+            FusedProduct(
+                cost=3, depth=100, elements=3000, block_m=64, block_n=32, block_k=32, num_warps=4, num_stages=4
+            ),
         ),
         Last(rows=16, elements=1024),
     ),

@@ -124,23 +124,23 @@ def with_gradients_that_stay(step: Step) -> None:
         gradients = step.backward.run(kept)
         del y
         close(gradients, want[1:])
-    assert not step.forward.apart
+    assert not step.forward.private_pool
     assert sum(step.recorded()) <= 4
     assert step.recorders[0].replayed >= 5
     assert opforge.stats()["unrecorded"] == {}
 
 
-def test_gradients_that_stay_send_their_backward_apart() -> None:
+def test_gradients_that_stay_give_their_backward_a_private_pool() -> None:
     """A forward would overwrite them: they get memory of their own."""
     step = Step(FakeDevice(), small=0)
     with_gradients_that_stay(step)
-    assert step.backward.apart
+    assert step.backward.private_pool
 
 
 def test_small_gradients_that_stay_are_copies() -> None:
     step = Step(FakeDevice())
     with_gradients_that_stay(step)
-    assert not step.backward.apart
+    assert not step.backward.private_pool
     assert step.backward.fresh == {0, 1}
 
 
@@ -157,7 +157,7 @@ def test_a_loss_that_is_held_until_the_next_step(small: int) -> None:
         kept += [w, g]
         close([y, *step.backward.run(kept)], want)
     assert y is not None
-    assert step.forward.apart == (small == 0)
+    assert step.forward.private_pool == (small == 0)
     assert step.forward.fresh == (set() if small == 0 else {0})
     assert opforge.stats()["unrecorded"] == {}
     if small:
@@ -193,7 +193,7 @@ def test_what_the_backward_reads_stays_where_it_is() -> None:
         close(step.backward.run([*kept, w, g]), eager(x, w, g)[1:])
         del y, kept
     assert a is not None
-    assert step.forward.apart
+    assert step.forward.private_pool
     assert step.forward.fresh == set()
 
 
@@ -209,7 +209,7 @@ def test_small_is_counted_in_all() -> None:
         assert [t.eq(k + d).all() for d, t in enumerate(got, 1)] == [True] * 3
         assert all(t.eq(k - 1 + d).all() for d, t in enumerate(held, 1))
         held = tuple(got)
-    assert region.apart
+    assert region.private_pool
     assert [len(r.fresh) for r in region.recordings] == [2, 2]
     assert opforge.stats()["unrecorded"] == {}
 

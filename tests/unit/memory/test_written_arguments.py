@@ -14,7 +14,7 @@ from opforge.runtime.host.python import python_source
 from opforge.runtime.ir.nodes import Program
 from opforge.runtime.ir.text import dump
 from opforge.runtime.ir.verify import verify
-from opforge.runtime.kernels.plan import CopyStep, Place, Plan, ViewOf
+from opforge.runtime.kernels.plan import Allocation, CopyStep, Plan, ViewOf
 from opforge.runtime.schedule.pipeline import schedule
 from tests.support.ir_text import parse
 from tests.support.plans import call_of, dtypes_of, kernel, plan_of
@@ -37,7 +37,9 @@ def _program(text: str) -> Program:
     return program
 
 
-def _plan(text: str = ONE, out: tuple[str, ...] = ("m",), order: str = "aey", **places: Any) -> tuple[Program, Plan]:
+def _plan(
+    text: str = ONE, out: tuple[str, ...] = ("m",), order: str = "aey", **allocations: Any
+) -> tuple[Program, Plan]:
     program = _program(text)
     d = dtypes_of(program)
     table = {
@@ -45,8 +47,8 @@ def _plan(text: str = ONE, out: tuple[str, ...] = ("m",), order: str = "aey", **
         "e": replace(call_of(program, "run_f"), out=out),
         "y": kernel("ky", "o0<4", [("", ["store y[o0] neg(m[o0])"])], d),
     }
-    own = {name: Place("own") for name in ("a", *out)}
-    return program, plan_of(program, [table[s] for s in order], {**own, **places})
+    own = {name: Allocation("dedicated") for name in ("a", *out)}
+    return program, plan_of(program, [table[s] for s in order], {**own, **allocations})
 
 
 def _reject(program: Program, plan: Plan, *parts: str) -> None:
@@ -58,17 +60,17 @@ def _reject(program: Program, plan: Plan, *parts: str) -> None:
 
 def test_a_copy_and_in_place_are_right() -> None:
     check(*_plan())
-    check(*_plan(m=Place("alias", of="a")))
+    check(*_plan(m=Allocation("alias", of="a")))
 
 
 def test_over_another_argument() -> None:
-    _reject(*_plan(m=Place("alias", of="x")), "step 1 (extern 'run_f')", "'m' is written over argument 'x'")
+    _reject(*_plan(m=Allocation("alias", of="x")), "step 1 (extern 'run_f')", "'m' is written over argument 'x'")
 
 
 def test_in_place_of_what_it_also_reads() -> None:
     text = ONE.replace("[&x]", "[&a]")
     check(*_plan(text))
-    _reject(*_plan(text, m=Place("alias", of="a")), "'m' is written over argument 'a'")
+    _reject(*_plan(text, m=Allocation("alias", of="a")), "'m' is written over argument 'a'")
 
 
 def test_in_place_of_a_part() -> None:
@@ -81,13 +83,13 @@ def test_in_place_of_a_part() -> None:
     a = kernel("ka", "o0<8", [("", ["store a[o0] exp(x[o0 % 4])"])], d)
     y = kernel("ky", "o0<4", [("", ["store y[o0] neg(m[o0])"])], d)
     e = replace(call_of(program, "run_f", b=ViewOf("a", (4,), (1,), 4)), out=("m",))
-    check(program, plan_of(program, [a, e, y], {"a": Place("own"), "m": Place("own")}))
-    places = {"a": Place("own"), "m": Place("alias", 16, "a")}
-    _reject(program, plan_of(program, [a, e, y], places), "'m' is written over argument 'a'")
+    check(program, plan_of(program, [a, e, y], {"a": Allocation("dedicated"), "m": Allocation("dedicated")}))
+    allocations = {"a": Allocation("dedicated"), "m": Allocation("alias", 16, "a")}
+    _reject(program, plan_of(program, [a, e, y], allocations), "'m' is written over argument 'a'")
 
 
 def test_results_must_be_what_is_written() -> None:
-    _reject(*_plan(out=(), m=Place("extern")), "it writes into its arguments, which are not its results")
+    _reject(*_plan(out=(), m=Allocation("extern")), "it writes into its arguments, which are not its results")
 
 
 def test_contents_from_before_are_lost() -> None:
@@ -99,9 +101,11 @@ def test_contents_from_before_are_lost() -> None:
         replace(call_of(program, "run_f"), out=("m",)),
         kernel("ky", "o0<4", [("", ["store y[o0] add(m[o0], a[o0])"])], d),
     ]
-    check(program, plan_of(program, steps, {"a": Place("own"), "m": Place("own")}))
-    places = {"a": Place("own"), "m": Place("alias", of="a")}
-    _reject(program, plan_of(program, steps, places), "'a' is read after its memory was overwritten by 'm' in step 1")
+    check(program, plan_of(program, steps, {"a": Allocation("dedicated"), "m": Allocation("dedicated")}))
+    allocations = {"a": Allocation("dedicated"), "m": Allocation("alias", of="a")}
+    _reject(
+        program, plan_of(program, steps, allocations), "'a' is read after its memory was overwritten by 'm' in step 1"
+    )
 
 
 TWO = """
@@ -115,9 +119,9 @@ output n
 def test_two_results_in_one_memory() -> None:
     program = _program(TWO)
     step = replace(call_of(program, "run_f"), out=("m", "n"))
-    check(program, plan_of(program, [step], {"m": Place("own"), "n": Place("own")}))
-    places = {"m": Place("own"), "n": Place("alias", of="m")}
-    _reject(program, plan_of(program, [step], places), "results 'm' and 'n' share memory")
+    check(program, plan_of(program, [step], {"m": Allocation("dedicated"), "n": Allocation("dedicated")}))
+    allocations = {"m": Allocation("dedicated"), "n": Allocation("alias", of="m")}
+    _reject(program, plan_of(program, [step], allocations), "results 'm' and 'n' share memory")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +147,14 @@ def _scheduled(text: str) -> tuple[Plan, str]:
 
 def test_the_scheduler_writes_over_what_is_dead() -> None:
     plan, wrapper = _scheduled(ONE)
-    assert plan.places["m"] == Place("alias", 0, "a")
+    assert plan.allocations["m"] == Allocation("alias", 0, "a")
     assert ".copy_(" not in wrapper
     assert "run_f(space.m, [x])" in wrapper
 
 
 def test_the_scheduler_copies_what_is_read_later() -> None:
     plan, wrapper = _scheduled(ONE.replace("neg(m[i0])", "add(m[i0], a[i0])"))
-    assert plan.places["m"].kind == "arena"
+    assert plan.allocations["m"].kind == "arena"
     assert "space.m.copy_(space.a)" in wrapper
 
 
@@ -170,7 +174,7 @@ mutate x = n
 
 def test_an_input_is_written_by_calls_one_after_another() -> None:
     plan, wrapper = _scheduled(CHAIN)
-    assert plan.places["m"] == plan.places["n"] == Place("alias", 0, "x")
+    assert plan.allocations["m"] == plan.allocations["n"] == Allocation("alias", 0, "x")
     assert not any(isinstance(s, CopyStep) for s in plan.steps)
     assert "run_f(x)" in wrapper
     assert "run_g(x, [z])" in wrapper
@@ -186,7 +190,7 @@ def test_an_input_is_written_by_calls_one_after_another() -> None:
 )
 def test_an_input_is_written_at_the_end_where_somebody_could_tell(more: str) -> None:
     plan, _ = _scheduled(CHAIN.replace("mutate", more + "mutate"))
-    assert plan.places["n"] != Place("alias", 0, "x")
+    assert plan.allocations["n"] != Allocation("alias", 0, "x")
     assert any(isinstance(s, CopyStep) for s in plan.steps)
 
 
@@ -194,5 +198,5 @@ def test_what_is_returned_is_written_in_its_own_memory() -> None:
     """The value before it is not put into the arena, from where it would be copied."""
     text = ONE.replace("output y", "output m\noutput y")
     plan, wrapper = _scheduled(text)
-    assert plan.places["a"] == Place("own")
+    assert plan.allocations["a"] == Allocation("dedicated")
     assert ".copy_(" not in wrapper

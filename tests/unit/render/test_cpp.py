@@ -12,7 +12,7 @@ import torch
 from opforge.runtime.ir.nodes import index_node
 from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.tile.loops import flatten
-from opforge.runtime.tile.pieces import split
+from opforge.runtime.tile.pieces import split_kernel
 from tests.support.loops import agree, cat, permute, pointwise, reduce, run, softmax, view
 
 
@@ -250,7 +250,7 @@ def test_a_concatenation_of_many_is_a_loop_for_each() -> None:
     )
     agree(ran)
     (kernel,) = ran.plan.kernels()
-    assert len(split(flatten(kernel, dict(ran.plan.layouts)))) == 100
+    assert len(split_kernel(flatten(kernel, dict(ran.plan.layouts)))) == 100
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])

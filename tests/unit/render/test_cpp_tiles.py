@@ -153,7 +153,7 @@ def test_kernel_with_other_lane_counts(name: str, lanes: int) -> None:
 def test_what_is_turned_round(name: str, arrays: int, turns: int) -> None:
     build, inputs = CASES[name]
     source = run(build, inputs()).source
-    assert len(re.findall(r"(?:turned|strips)\d+\[", source)) == arrays
+    assert len(re.findall(r"(?:transposed|strips)\d+\[", source)) == arrays
     assert source.count("transpose(") == turns
 
 

@@ -279,7 +279,7 @@ def test_joined(plans: dict[str, tuple[Plan, list[Tensor]]], name: str) -> None:
     assert is_joined(plan)
     (kernel,) = (k for k in plan.kernels() if k.parts)
     made = [b for part in kernel.parts for b in ([*part.out] if isinstance(part, ExternStep) else part.kernel.writes)]
-    assert {plan.places[b].kind for b in made if b not in kernel.writes} == {"kernel"}
+    assert {plan.allocations[b].kind for b in made if b not in kernel.writes} == {"elided"}
 
 
 @pytest.mark.parametrize("name", CASES)

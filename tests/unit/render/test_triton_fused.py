@@ -25,7 +25,7 @@ from tests.support.loops import Ran, agree
 from tests.support.triton_run import job_of, launch_interpreted, results
 
 Case = tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], list[Tensor]]]
-SMALL = Tile(32, 16, 32, 4, 2, near=2)
+SMALL = Tile(32, 16, 32, 4, 2, group_m=2)
 INF, NAN = float("inf"), float("nan")
 
 

@@ -15,7 +15,7 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.work import cost
 from opforge.runtime.kernels.calls import any_strides, has_out
 from opforge.runtime.kernels.plan import CopyStep, Plan
-from opforge.runtime.kernels.steps import home
+from opforge.runtime.kernels.steps import allocation_root
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.machine import PORTABLE
@@ -154,7 +154,8 @@ def test_inputs_have_eagers_new_contents(ran: dict[str, tuple[Plan, dict[str, to
 def rendered(name: str) -> list[str]:
     plan = plan_of(*CASES[name])
     return [
-        render_kernel(k, plan.layouts, homes={b: home(plan, b) for b in (*k.reads, *k.writes)}) for k in plan.kernels()
+        render_kernel(k, plan.layouts, allocation_roots={b: allocation_root(plan, b) for b in (*k.reads, *k.writes)})
+        for k in plan.kernels()
     ]
 
 
@@ -182,7 +183,8 @@ def test_programs_that_would_change_nothing_end_at_once() -> None:
     # Where something else is stored as well, there is something to do.
     plan = plan_of(lambda x, by: (x.copy_(torch.where(by == 1, x, x * by)), x.sin())[1], CASES["scaled"][1])
     assert all(
-        "if tl.max(" not in render_kernel(k, plan.layouts, homes={b: home(plan, b) for b in plan.layouts})
+        "if tl.max("
+        not in render_kernel(k, plan.layouts, allocation_roots={b: allocation_root(plan, b) for b in plan.layouts})
         for k in plan.kernels()
     )
 

@@ -57,7 +57,7 @@ def rows_of(x: Tensor, w: Tensor) -> Tensor:
 
 
 # Rows of which no two neighbours begin at the same place of a vector: so many rows after the first one does again.
-TURNS: dict[str, Case] = {
+ALIGNMENT_GROUPS: dict[str, Case] = {
     "8": (rows_of, lambda: [half(1024, 40), half(1025, 40)]),
     "8, rows that are no whole blocks": (rows_of, lambda: [half(1111, 32), half(1283, 32)]),
     "4": (rows_of, lambda: [half(515, 40), half(1026, 40)]),
@@ -84,7 +84,7 @@ CASES: dict[str, Case] = {
     "one row": (lambda x, q, s: F.linear(x, whole(q, s)), lambda: [half(1, 96), *weight(200, 96)]),
     "batches": (sums, lambda: [half(3, 20, 40), half(3, 40, 50)]),
     "rows of blocks": (sums, lambda: [half(300, 40), half(40, 150)]),
-    **{f"turns of {name}": case for name, case in TURNS.items()},
+    **{f"alignment groups of {name}": case for name, case in ALIGNMENT_GROUPS.items()},
 }  # fmt: skip
 
 
@@ -168,14 +168,14 @@ def test_rows_that_begin_at_the_same_place_of_a_vector_share_a_block(rows: int, 
     (kernel,) = plan.kernels()
     assert turns_of(kernel, plan) == count
     shape = launch(kernel, plan.layouts)
-    assert (shape.turns, blocks(shape)[0]) == (bool(count), 256 if count else 128)
+    assert (shape.alignment_groups, blocks(shape)[0]) == (bool(count), 256 if count else 128)
 
 
 def turns_of(kernel: Kernel, plan: Plan) -> int:
     """After how many rows one begins at the same place again, or 0."""
     found = contraction(kernel, plan.layouts)
     assert found is not None
-    return 0 if found.turns is None else found.turns.count
+    return 0 if found.alignment is None else found.alignment.count
 
 
 NO_TURNS: dict[str, Case] = {
@@ -208,7 +208,7 @@ def test_whole_vectors_are_stored_of_odd_lines(
     plans: dict[str, tuple[Plan, list[Tensor]]], name: str, tmp_path: Path
 ) -> None:
     """The source says what the compiler makes of it: 16 bytes at once, but for the ends of a line, and all of it in registers."""
-    (kernel,) = render_triton(plans[f"turns of {name}"][0]).kernels.values()
+    (kernel,) = render_triton(plans[f"alignment groups of {name}"][0]).kernels.values()
     (tmp_path / "k.cubin").write_bytes(compile_job(cuda.job_of(kernel, 90), tmp_path).cubin)
     tool = pytest.importorskip("triton").knobs.nvidia.nvdisasm.path
     text = subprocess.run([tool, "-c", tmp_path / "k.cubin"], capture_output=True, text=True, check=True).stdout

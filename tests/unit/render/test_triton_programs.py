@@ -21,7 +21,7 @@ from opforge.runtime.check.plan import check
 from opforge.runtime.config import Config
 from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.graph.rewrite import rewrite
-from opforge.runtime.kernels.plan import ExternStep, Fold, Kernel, Plan, Store
+from opforge.runtime.kernels.plan import Accumulate, ExternStep, Kernel, Plan, Store
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
 from opforge.runtime.render.triton_unit import render_triton
@@ -184,10 +184,10 @@ def test_rows_and_columns_share_a_pass(plans: dict[str, tuple[Plan, list[Tensor]
     for name in CASES:
         if "layer norm backward" in name:
             first, *finish = kernels(plans, name)
-            assert first.walk
-            assert sum(isinstance(st, Fold) for p in first.phases for st in p.body) == 2
+            assert first.grid_loop
+            assert sum(isinstance(st, Accumulate) for p in first.phases for st in p.body) == 2
             assert all("parts" in name for k in finish for name in k.reads)
-            assert not any(k.walk for k in finish)
+            assert not any(k.grid_loop for k in finish)
 
 
 def test_what_is_cheap_is_not_stored(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:
@@ -229,8 +229,8 @@ def test_many_points_are_not_left_to_few_programs(plans: dict[str, tuple[Plan, l
             if any(plan.layouts[b].shape == tuple(inputs[0].shape) for b in k.writes):
                 programs = unit.programs[k.name]
                 assert isinstance(programs, int)
-                # Those of teams hold all that they work on, one on each processor; whole rows have as many.
-                assert programs >= NUM_SMS if k.team == 1 else NUM_SMS * 3 // 4 < programs <= NUM_SMS
+                # Those of cooperative kernels hold all that they work on, one on each processor; whole rows have as many.
+                assert programs >= NUM_SMS if k.splits == 1 else NUM_SMS * 3 // 4 < programs <= NUM_SMS
 
 
 def test_updates_by_independent_programs(plans: dict[str, tuple[Plan, list[Tensor]]]) -> None:

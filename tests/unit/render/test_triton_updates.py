@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opforge.runtime.kernels.plan import CopyStep, Plan
-from opforge.runtime.kernels.steps import home
+from opforge.runtime.kernels.steps import allocation_root
 from opforge.runtime.render.triton_unit import render_triton
 
 pytest.importorskip("triton")
@@ -105,7 +105,7 @@ def test_inputs_have_eagers_new_contents(ran: dict[str, tuple[Plan, dict[str, Te
 def test_kernels_go_through_the_new_elements_alone(ran: dict[str, tuple[Plan, dict[str, Tensor]]], name: str) -> None:
     plan, _ = ran[name]
     for k in plan.kernels():
-        inside = [b for b in k.writes if plan.places[home(plan, b)].kind == "input"]
+        inside = [b for b in k.writes if plan.allocations[allocation_root(plan, b)].kind == "input"]
         points = 1
         for v in (*k.outer, *k.phases[0].inner):
             points *= int(v.extent)

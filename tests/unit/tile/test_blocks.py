@@ -32,14 +32,14 @@ def half(*shape: int) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]]]] = {
-    "points": (lambda x, y: (x * y).tanh(), lambda: [torch.randn(40, 100), torch.randn(100)]),
+    "pointwise": (lambda x, y: (x * y).tanh(), lambda: [torch.randn(40, 100), torch.randn(100)]),
     "branches": (lambda x, y: torch.cat([x * 2, y], 1), lambda: [torch.randn(2, 512), torch.randn(2, 1024)]),
-    "square": (lambda x, y: x.t() + y, lambda: [torch.randn(96, 64), torch.randn(64, 96)]),
-    "columns": (lambda x: x / x.sum(0), lambda: [torch.rand(100, 70)]),
-    "columns_in_loops": (lambda x: x.sum(0), lambda: [torch.rand(1100, 24)]),
-    "rows": (lambda x: x / x.sum(-1, keepdim=True), lambda: [torch.rand(30, 100)]),
-    "rows_in_a_loop": (lambda x: x.sum(-1), lambda: [torch.rand(2, 17000)]),
-    "rows_in_loops": (lambda x: x / x.sum(-1, keepdim=True), lambda: [torch.rand(2, 17000).double()]),
+    "transpose": (lambda x, y: x.t() + y, lambda: [torch.randn(96, 64), torch.randn(64, 96)]),
+    "outer_reduction": (lambda x: x / x.sum(0), lambda: [torch.rand(100, 70)]),
+    "looped_outer_reduction": (lambda x: x.sum(0), lambda: [torch.rand(1100, 24)]),
+    "persistent_reduction": (lambda x: x / x.sum(-1, keepdim=True), lambda: [torch.rand(30, 100)]),
+    "looped_reduction": (lambda x: x.sum(-1), lambda: [torch.rand(2, 17000)]),
+    "multi_pass_reduction": (lambda x: x / x.sum(-1, keepdim=True), lambda: [torch.rand(2, 17000).double()]),
     "product": (
         lambda x, q, s: torch.relu(x @ (q.to(x.dtype) * s[:, None])),
         lambda: [half(9, 70), torch.randint(-128, 128, (70, 130), dtype=torch.int8), torch.rand(70).bfloat16() / 64],
@@ -70,7 +70,7 @@ def ran() -> dict[str, Ran]:
         plan = planned(fn, inputs, num_sms=0)
         trials = [t for _, t in trials_of(plan, render_triton(plan)) if isinstance(t, Trial)]
         trial = trials[0]
-        assert kind_of(launch(plan.kernels()[0], plan.layouts)) == name.replace("branches", "points")
+        assert kind_of(launch(plan.kernels()[0], plan.layouts)) == name.replace("branches", "pointwise")
         found[name] = Ran(trial, {})
         assert len(plan.kernels()) == 1
         for tile in extremes(trial):

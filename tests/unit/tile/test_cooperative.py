@@ -19,10 +19,10 @@ from opforge.runtime.ir.text import dump
 from opforge.runtime.kernels.plan import Kernel, Plan
 from opforge.runtime.kernels.text import plan_text
 from opforge.runtime.lower.split.partial_sums import read_again
-from opforge.runtime.render.triton_team import SLOT
+from opforge.runtime.render.triton_cooperative import PARTIAL_BYTES
 from opforge.runtime.render.triton_unit import render_triton
 from opforge.runtime.targets import cuda
-from opforge.runtime.tile.launch import piece_of
+from opforge.runtime.tile.launch import split_size
 from tests.support.gpu_plan import NUM_SMS, planned
 from tests.support.ir_text import parse
 from tests.support.loops import Ran, agree
@@ -72,16 +72,16 @@ def made(name: str, num_sms: int = NUM_SMS) -> tuple[Plan, list[Tensor]]:
     return planned(fn, inputs, num_sms), inputs
 
 
-def teams(plan: Plan) -> list[Kernel]:
-    return [k for k in plan.kernels() if k.team > 1]
+def cooperative(plan: Plan) -> list[Kernel]:
+    return [k for k in plan.kernels() if k.splits > 1]
 
 
-def test_right_and_the_counter_is_back_at_zero() -> None:
+def test_right_and_the_semaphore_is_back_at_zero() -> None:
     found = {name: made(name, FEW) for name in CASES}
     memories = launch_interpreted([job_of(plan, inputs) for plan, inputs in found.values()])
     for (name, (plan, inputs)), memory in zip(found.items(), memories, strict=True):
-        assert len(teams(plan)) == 1, name
-        assert int(memory["counter"]) == 0, name
+        assert len(cooperative(plan)) == 1, name
+        assert int(memory["semaphore"]) == 0, name
         wide = [t.double() if t.is_floating_point() else t for t in inputs]
         exact, eager = (r if isinstance(r, tuple) else (r,) for r in (CASES[name][0](*wide), CASES[name][0](*inputs)))
         agree(Ran(results(plan, memory), exact, eager, plan, ""))
@@ -91,31 +91,30 @@ def test_right_and_the_counter_is_back_at_zero() -> None:
 def test_one_kernel_that_compiles_for_sm90(name: str, tmp_path: Path) -> None:
     plan, _ = made(name)
     unit = render_triton(plan)
-    ((called, space),) = unit.teams.items()
+    ((called, workspace),) = unit.cooperative.items()
     kernel = unit.kernels[unit.symbols[called]]
-    (team,) = teams(plan)
+    (one,) = cooperative(plan)
     # Of two results, the other is made by rows as they are read.
     assert len(plan.kernels()) == (3 if name == "two results" else 1)
     assert unit.programs[called] <= NUM_SMS
-    assert space % (SLOT * unit.programs[called]) == 0
+    assert workspace % (PARTIAL_BYTES * unit.programs[called]) == 0
     assert kernel.pointers[-2:] == ("i32", "i64")
     assert cuda.configurations(kernel, H200) == [kernel]
-    assert f"each by {team.team} programs" in plan_text(plan)
+    assert f"each by {one.splits} programs" in plan_text(plan)
     binary = compile_job(cuda.job_of(kernel, 90), tmp_path)
     assert binary.cubin[:4] == b"\x7fELF"
 
 
-def test_pieces_make_up_a_row() -> None:
+def test_splits_make_up_a_row() -> None:
     for length in (131073, 50257, 65536, 200000):
         for wanted in range(2, 65):
-            piece = piece_of(wanted, length, H200)
-            count = -(-length // piece)
+            count = -(-length // split_size(wanted, length, H200))
             assert count <= wanted
-            assert piece_of(count, length, H200) * count >= length
+            assert split_size(count, length, H200) * count >= length
 
 
 def alone(plan: Plan) -> bool:
-    return not teams(plan)
+    return not cooperative(plan)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +122,10 @@ def alone(plan: Plan) -> bool:
     [
         ("rows enough", lambda x: torch.softmax(x, -1), [torch.randn(300, 1024)]),
         ("nothing is read again", lambda x: x.sum(-1), [torch.randn(8, 131072)]),
-        ("rows that no team holds", lambda x: torch.softmax(x, -1), [torch.randn(1, 5 << 20)]),
+        ("rows that do not fit", lambda x: torch.softmax(x, -1), [torch.randn(1, 5 << 20)]),
         ("positions", lambda x: x + x.argmax(-1, keepdim=True), [torch.randn(8, 131072)]),
         ("across memory", lambda x: torch.softmax(x, 0), [torch.randn(65536, 8)]),
-        ("pieces too short", lambda x: torch.softmax(x, -1), [torch.randn(132, 1500)]),
+        ("splits too short", lambda x: torch.softmax(x, -1), [torch.randn(132, 1500)]),
         ("little to do", lambda x: torch.softmax(x, -1), [torch.randn(4, 32000)]),
         ("a flip", lambda x: ((y := torch.softmax(x, -1)), y.flip(-1) * 2), [torch.randn(2, 70000)]),
         ("a transposed row", lambda x: ((y := x - x.mean((1, 2), True)), y.mT + y), [torch.randn(2, 272, 272)]),
@@ -161,5 +160,5 @@ def test_unfused_reductions_are_cut() -> None:
     assert len(whole.items) < len(cut.items)
     assert read_again(program, replace(H200, num_sms=NUM_SMS))
     assert dump(parse(dump(whole))) == dump(whole)
-    assert " together" in dump(whole)
-    assert " together" not in dump(cut)
+    assert " cooperative" in dump(whole)
+    assert " cooperative" not in dump(cut)

@@ -49,13 +49,13 @@ def unit_of(name: str, num_sms: int = NUM_SMS) -> tuple[Plan, list[Tensor], Trit
     return plan, inputs, render_triton(plan, tuning=ON)
 
 
-def test_right_and_the_counter_is_back_at_zero() -> None:
+def test_right_and_the_semaphore_is_back_at_zero() -> None:
     # Few programs, since the interpreter runs one after another; and no maxima, which it combines one by one.
     found = {name: unit_of(name, 4) for name in CASES if name != "maxima of few rows"}
     jobs = [replace(job_of(plan, inputs), unit=unit) for plan, inputs, unit in found.values()]
     for (name, (plan, inputs, unit)), memory in zip(found.items(), launch_interpreted(jobs), strict=True):
         assert unit.chained, name
-        assert int(memory["counter"]) == 0
+        assert int(memory["semaphore"]) == 0
         wide = [t.double() if t.is_floating_point() else t for t in inputs]
         exact, eager = (r if isinstance(r, tuple) else (r,) for r in (CASES[name][0](*wide), CASES[name][0](*inputs)))
         agree(Ran(results(plan, memory), exact, eager, plan, ""))
@@ -83,7 +83,7 @@ def test_what_is_too_large_has_its_own_launch() -> None:
 
 def test_what_follows_reads_what_was_written() -> None:
     """The large kernel after a norm is one of its own."""
-    plan, _, unit = unit_of("norm", 4)  # no team of four programs holds its row
+    plan, _, unit = unit_of("norm", 4)  # four programs together do not hold its row
     (members,) = unit.chained.values()
     assert len(members) < len(plan.kernels())
     assert plan.kernels()[-1].name not in members
@@ -99,7 +99,7 @@ def test_one_call_with_the_buffers_of_both() -> None:
     kernels = {k.name: k for k in plan.kernels()}
     passed = sum(len(kernels[m].reads) + len(kernels[m].writes) for m in members)
     (made,) = unit.kernels.values()
-    assert len(made.pointers) == passed + 1  # the counter
+    assert len(made.pointers) == passed + 1  # the semaphore
 
 
 @pytest.mark.parametrize("name", CASES)

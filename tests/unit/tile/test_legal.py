@@ -14,7 +14,7 @@ from opforge.generated.cpp_scalars import CPP
 from opforge.generated.scalars import SCALARS
 from opforge.generated.triton_scalars import TRITON, TRITON_KIND
 from opforge.runtime.check.plan import check
-from opforge.runtime.kernels.plan import Kernel, KernelStep, Place
+from opforge.runtime.kernels.plan import Allocation, Kernel, KernelStep
 from opforge.runtime.memory.arena import could_hold
 from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.legal import legal_kernel
@@ -88,7 +88,7 @@ output n
     assert isinstance(step, KernelStep)
     plan.steps = [KernelStep(replace(step.kernel, no_alias=frozenset({("x", "n")})))]
     check(program, plan)
-    plan.places["n"] = Place("alias", 0, "x")
+    plan.allocations["n"] = Allocation("alias", 0, "x")
     with pytest.raises(PlanError, match="'n' lies over 'x'"):
         check(program, plan)
 

@@ -66,7 +66,7 @@ def test_right(name: str) -> None:
     fn, make = CASES[name]
     inputs = make()
     plan = planned(fn, inputs, num_sms=1)
-    assert "kept0[roffset // RBLOCK]" in source(plan)
+    assert "resident0[roffset // RBLOCK]" in source(plan)
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     eager, exact = fn(*inputs), fn(*wide)
     (memory,) = launch_interpreted([job_of(plan, inputs)])
@@ -77,26 +77,26 @@ def test_right(name: str) -> None:
         assert_as_accurate(found, eager, exact)
 
 
-def test_what_is_kept() -> None:
+def test_what_is_resident() -> None:
     """As many tiles as the table has registers for; what the cache has is read again."""
     text = source(planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 40000)]))
     assert text.count("tl.static_range(0, 40000, RBLOCK)") == 2
     assert 'eviction_policy="evict_first" if roffset < 32768 else "evict_last"' in text
-    assert "kept0[roffset // RBLOCK] if roffset < 32768 else tl.load(" in text
+    assert "resident0[roffset // RBLOCK] if roffset < 32768 else tl.load(" in text
     doubles = source(planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 20000, dtype=torch.float64)]))
     assert "if roffset < 16384 else" in doubles
     two = source(planned(lambda x, y: (x + y).log_softmax(-1), [torch.empty(270, 20000), torch.empty(270, 20000)]))
-    steps = re.findall(r"(kept\d)\[roffset // RBLOCK\] if roffset < (\d+)", two)
-    assert steps == [("kept0", "20480"), ("kept1", "12288")]
+    steps = re.findall(r"(resident\d)\[roffset // RBLOCK\] if roffset < (\d+)", two)
+    assert steps == [("resident0", "20480"), ("resident1", "12288")]
 
 
-def test_what_is_not_kept() -> None:
-    none = ("static_range", "kept0")
+def test_what_is_not_resident() -> None:
+    none = ("static_range", "resident0")
     longer = source(planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 70000)]))
     once = source(planned(lambda x: x.argmax(-1), [torch.empty(270, 50304)]))
     halves = source(planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 50304, dtype=torch.bfloat16)]))
     table = replace(tuning_of(), rules=tuning_of().rules | {
-        "rows_in_loops": tuple(replace(r, kept=0) for r in tuning_of().rules["rows_in_loops"])
+        "multi_pass_reduction": tuple(replace(r, resident=0) for r in tuning_of().rules["multi_pass_reduction"])
     })  # fmt: skip
     plan = planned(lambda x: F.log_softmax(x, -1), [torch.empty(270, 50304)])
     assert not any(

@@ -1,5 +1,5 @@
-"""Sums of distances from a mean, and of their squares, cut into parts as the mean's own sum is: each part about its own mean, so that it is made
-with the part of the mean while the data is at hand, and not by reading all of it once more (Chan, Golub and LeVeque 1979).
+"""Parallel variance (Chan, Golub and LeVeque 1979): sums of distances from a mean, and of their squares, cut into parts as the mean's own sum is.
+Each part is about its own mean, so it is computed together with its part of the mean, without reading all data once more.
 
 Of a part with n values about its mean c, `off` from the mean of all, whose distances from c have the sum r (what the rounding of c leaves) and
 the squares q:
@@ -21,8 +21,10 @@ Key = tuple[Node, tuple[object, ...], tuple[object, ...]]
 """A distance, for the points that are reduced to others."""
 
 
-class Spreads:
-    """What a program has of such sums; ask for each reduction that is cut, in order, and note what is none of them. `names` are taken."""
+class ParallelVariance:
+    """Finds such sums among the reductions of a program. Call `parallel` for each reduction that is cut, in order, and `note` for all others.
+    `names` are taken.
+    """
 
     def __init__(self, program: Program, names: set[str]) -> None:
         self.names = names
@@ -36,8 +38,8 @@ class Spreads:
         """`nest` has become these: its parts, and their total."""
         self.cut[nest.name] = nest, parts
 
-    def spread(self, nest: Nest, name: str) -> list[Nest] | None:
-        """What a reduction becomes if it is such a sum; None for another one. `name`: of its parts."""
+    def parallel(self, nest: Nest, name: str) -> list[Nest] | None:
+        """The nests that a reduction becomes if it is such a sum; None for another one. `name`: of its parts."""
         if nest.reduce != "sum":
             return None
         value = self.value(nest.body)
@@ -137,4 +139,4 @@ def fresh(name: str, names: set[str]) -> str:
     return name
 
 
-__all__ = ["Spreads", "fresh"]
+__all__ = ["ParallelVariance", "fresh"]

@@ -35,7 +35,7 @@ from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.blocks import group_rule
-from opforge.runtime.tile.horizontal import FEW, MEMBERS, Group, can_join, steps
+from opforge.runtime.tile.horizontal import FEW, MEMBERS, HorizontalGroup, can_join, steps
 from opforge.runtime.tile.launch import Launch
 from tests.support.triton_run import job_of, launch_interpreted
 
@@ -155,7 +155,7 @@ def test_few_launches() -> None:
     assert max(wrapper.count(f"{n}.data_ptr()") for n in names) == 1
     many = render_triton(planned(adam, optimizer([(64,)] * 70)))
     assert sizes(many) == [70] * 2
-    assert many.tables == set(many.groups)
+    assert many.pointer_tables == set(many.groups)
     assert len(many.kernels) == 3  # one of them fills tables
 
 
@@ -168,10 +168,13 @@ def test_tables_in_wrappers() -> None:
         names = [b.name for b in plan.inputs]
         wrappers.append(
             python_source(
-                host_program(plan, names, {}, programs=unit.programs, groups=unit.groups, tables=unit.tables), "cuda"
+                host_program(
+                    plan, names, {}, programs=unit.programs, groups=unit.groups, pointer_tables=unit.pointer_tables
+                ),
+                "cuda",
             )
         )
-        assert len(unit.tables) == len(unit.groups) == 2
+        assert len(unit.pointer_tables) == len(unit.groups) == 2
     steps, update = re.findall(r"    (k.*)", wrappers[0])
     assert steps == f"k0_foreach_add_x9(9, [{', '.join(f'arg{k}' for k in range(36, 45))}], nowhere_0, order_1)"
     assert update.count("arg") == 5 * 9
@@ -215,17 +218,17 @@ def test_what_is_written_by_a_member_is_not_read_by_another() -> None:
 def test_limits() -> None:
     for count in (2, FEW, FEW + 1, MEMBERS):
         for pointers in (1, 7, 100, 300):
-            one = Group("g", ("k",) * count, (1,) * count, 1, H200.limits, pointers)
-            assert one.table or (count <= FEW and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
-            assert one.table == one.members.table
-            assert one.members.count in ((count,) if not one.table else (2, 8, 16, MEMBERS))
+            one = HorizontalGroup("g", ("k",) * count, (1,) * count, 1, H200.limits, pointers)
+            assert one.pointer_table or (count <= FEW and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
+            assert one.pointer_table == one.members.pointer_table
+            assert one.members.count in ((count,) if not one.pointer_table else (2, 8, 16, MEMBERS))
     kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
     assert can_join(kernel, Launch(H200, 64, 1, True))
     assert not can_join(kernel, Launch(H200, sym("s0"), 1, True))
-    group = Group("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1, H200.limits)
+    group = HorizontalGroup("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1, H200.limits)
     assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
     assert group.programs(32) == 5
-    assert Group("g", ("a", "b"), (32, 64), 16, H200.limits).numbers(32) == [2, 4, 0, 1]
+    assert HorizontalGroup("g", ("a", "b"), (32, 64), 16, H200.limits).numbers(32) == [2, 4, 0, 1]
 
 
 def test_blocks_of_a_program() -> None:

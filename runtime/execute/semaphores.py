@@ -1,8 +1,8 @@
-"""Counters in a device's memory, by which the programs of a kernel find out which of them is the last. Each is 0 whenever no kernel runs that uses
-it: the last program sets it back.
+"""Semaphores in a device's memory, by which the programs of a kernel find out which of them is the last. Each is 0 whenever no kernel uses it: the
+last program resets it.
 
-Kernels of one stream run one after another, so a stream has one counter for all of them. What is recorded in a CUDA graph is replayed on any stream,
-also while others run: a recording has counters of its own, which no other launch ever gets.
+Kernels of one stream run one after another, so a stream needs one semaphore. A recorded CUDA graph is replayed on any stream, also while others run:
+a recording has semaphores of its own, which no other launch ever gets.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from .launch import driver
 
-COUNTERS = 4096  # of a device: one for each recording, and for each stream
-APART = 8  # 32-bit numbers, so that no two counters are in one sector of the cache
-RECORDINGS = 64  # whose counters are looked up: those that may still be going on
+SEMAPHORES = 4096  # of a device: one for each recording, and for each stream
+STRIDE = 8  # 32-bit numbers, so that no two semaphores are in one sector of the cache
+RECORDINGS = 64  # whose semaphores are remembered: those that may still be going on
 
 _lock = threading.Lock()
 _free: dict[int, list[int]] = {}  # addresses, by device
@@ -28,40 +28,40 @@ _of_recordings: dict[tuple[int, ...], int] = {}  # by device, recording and stre
 
 
 def prepare(device: int) -> None:
-    """Makes a device's counters, unless it has some or somebody records a graph (their memory would be the graph's)."""
+    """Allocates a device's semaphores, unless it has some or a graph is being recorded (their memory would be the graph's)."""
     with _lock:
         if device not in _free and not torch.cuda.is_current_stream_capturing():
-            memory = torch.zeros(COUNTERS * APART, dtype=torch.int32, device=torch.device("cuda", device))
-            torch.cuda.synchronize(device)  # other streams count in it too
+            memory = torch.zeros(SEMAPHORES * STRIDE, dtype=torch.int32, device=torch.device("cuda", device))
+            torch.cuda.synchronize(device)  # other streams use them too
             start = memory.data_ptr()
             _memory.append(memory)
-            _free[device] = [start + 4 * APART * k for k in reversed(range(COUNTERS))]
+            _free[device] = [start + 4 * STRIDE * k for k in reversed(range(SEMAPHORES))]
 
 
-def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[..., None]:
-    """A function that launches a kernel as `run` does, with the address of a counter as its last argument; and behind it that of `space` bytes which
-    every launch has for itself.
+def with_semaphore(run: Callable[..., None], device: int, workspace: int = 0) -> Callable[..., None]:
+    """A function that launches a kernel as `run` does and passes the address of a semaphore as its last argument; and behind it, if `workspace` is
+    not 0, the address of so many bytes that only this launch uses.
     """
     prepare(device)
 
     def launch(programs: int, *arguments: int) -> None:
         # Work of one stream runs in order: what is freed after the launch is not used again before the kernel is done.
-        own = empty_strided_cuda((space,), (1,), torch.uint8) if space else None
-        last = () if own is None else (own.data_ptr(),)
-        address = _counter(device)
+        memory = empty_strided_cuda((workspace,), (1,), torch.uint8) if workspace else None
+        last = () if memory is None else (memory.data_ptr(),)
+        address = _semaphore(device)
         if address:
             run(programs, *arguments, address, *last)
             return
         # None is left: one for this launch alone, set to 0 before it, on the same stream or in the same graph.
-        made = empty_strided_cuda((APART,), (1,), torch.int32)
+        made = empty_strided_cuda((STRIDE,), (1,), torch.int32)
         made.zero_()
         run(programs, *arguments, made.data_ptr(), *last)
 
     return launch
 
 
-def _counter(device: int) -> int:
-    """The address of the counter for launches of now, or 0 where there is none."""
+def _semaphore(device: int) -> int:
+    """The address of the semaphore for launches on the current stream, or 0 if there is none."""
     stream = cuda_stream(device)
     if not torch.cuda.is_current_stream_capturing():
         return _of_streams.get((device, stream)) or _take(_of_streams, (device, stream), device)
@@ -83,7 +83,7 @@ def _take(known: dict[tuple[int, ...], int], key: tuple[int, ...], device: int) 
 
 
 def _recording(stream: int) -> int:
-    """What the driver calls the recording that a stream takes part in: no other one ever is called so. Raises RuntimeError if it cannot say."""
+    """The driver's number of the recording that a stream takes part in, which no other recording ever gets. Raises RuntimeError if it cannot say."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     ask = driver().cuStreamGetCaptureInfo_v2
     if code := ask(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None):
@@ -91,4 +91,4 @@ def _recording(stream: int) -> int:
     return number.value
 
 
-__all__ = ["counting", "prepare"]
+__all__ = ["prepare", "with_semaphore"]

@@ -1,7 +1,7 @@
-"""Kernels whose members' addresses are in a table in the device's memory, and the tables.
+"""Pointer tables of horizontally fused kernels: the addresses of their members, in the device's memory.
 
-A table is written by a small kernel that has the numbers among its arguments, and then never changed: other addresses make another table. So
-nothing is read that a later call may overwrite: no memory of the host's, and no table that work of another stream, or of this one, still reads.
+A small kernel writes a table from its arguments. After that the table never changes: other addresses make another table. So no kernel reads what a
+later call may overwrite: neither the host's memory, nor a table that work of another stream, or of this one, still reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import BuildError
-from ..render.triton_group import FILL
+from ..render.triton_horizontal import FILL
 from ..torch_compat import cuda_stream, empty_strided_cuda, same_addresses
 from .aligned import copies_of
 from .launch import Launch, Loaded, count_copied, launcher
@@ -24,8 +24,8 @@ STREAMS = 8  # whose tables are kept
 
 
 @dataclass(frozen=True)
-class Table:
-    """One that is written, or will be before all that is launched later on its stream. Whoever has it keeps its memory.
+class PointerTable:
+    """A table that is written, or will be before all that is launched later on its stream. Whoever holds it keeps its memory alive.
 
     tensors, others  the addresses in it: of tensors, and of parts of an arena.
     aligned          all of them are multiples of 16.
@@ -41,7 +41,7 @@ class Table:
         return others == self.others and same_addresses(tensors, self.tensors)
 
 
-class Tables:
+class PointerTables:
     """The tables of one kernel, by stream.
 
     numbers  what stands in a table before the addresses.
@@ -50,12 +50,12 @@ class Tables:
 
     def __init__(self, numbers: Sequence[int], fill: Launch, device: int) -> None:
         self._numbers, self._fill, self._device = numbers, fill, device
-        self._known: dict[int, list[Table]] = {}
+        self._known: dict[int, list[PointerTable]] = {}
         self._lock = threading.Lock()
 
-    def find(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+    def find(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> PointerTable:
         """The table of these addresses, in this order, for the current stream. While a CUDA graph is recorded it is made in the graph, by each
-        replay, in memory of the graph's own: it lasts as long as the graph, and nobody else writes there while it is read.
+        replay, in memory of the graph: it lasts as long as the graph, and nothing else writes there while it is read.
         """
         if torch.cuda.is_current_stream_capturing():
             return self._make(tensors, others, order)
@@ -72,7 +72,7 @@ class Tables:
             self._known[stream] = [made, *tables[: KEPT - 1]]
         return made
 
-    def _make(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> Table:
+    def _make(self, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> PointerTable:
         found = [t.data_ptr() for t in tensors]
         addresses = [*found, *others]
         words = [*self._numbers, *(addresses[k] for k in order)]
@@ -81,7 +81,7 @@ class Tables:
         start = memory.data_ptr()
         for k in range(0, len(words), FILL):
             self._fill(1, start + 8 * k, *words[k : k + FILL])
-        return Table(memory, start, found, others, not any(a & 15 for a in addresses))
+        return PointerTable(memory, start, found, others, not any(a & 15 for a in addresses))
 
 
 def table_launcher(
@@ -93,7 +93,7 @@ def table_launcher(
     device: int,
     written: Sequence[bool],
 ) -> Callable[..., None]:
-    """A function that launches a kernel on the current stream, with a table of its members. It takes the number of programs, a list of tensors, a
+    """A function that launches a kernel on the current stream, with a pointer table. It takes the number of programs, a list of tensors, a
     list of further addresses, and for each pointer of each member which of all these it is.
 
     first    for addresses that are all multiples of 16: the function, with its shared memory and its threads.
@@ -106,7 +106,7 @@ def table_launcher(
     def unaligned() -> Loaded:
         raise AssertionError("memory of torch's allocator is aligned")
 
-    tables, members = Tables(numbers, fill, device), len(numbers) // 2
+    tables, members = PointerTables(numbers, fill, device), len(numbers) // 2
     runs: dict[bool, Launch | None] = {True: launcher(first, unaligned, name, 1, 0, device, [members])}
 
     def run(programs: int, tensors: list[torch.Tensor], others: list[int], order: Sequence[int]) -> None:
@@ -130,4 +130,4 @@ def table_launcher(
     return run
 
 
-__all__ = ["Table", "Tables", "table_launcher"]
+__all__ = ["PointerTable", "PointerTables", "table_launcher"]

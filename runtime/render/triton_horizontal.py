@@ -1,10 +1,10 @@
-"""Kernels of equal text as one: a program looks up whose points it computes, and then runs the text for RBLOCK blocks of XBLOCK of them, one
-after the other.
+"""Horizontal fusion: kernels of equal text as one. A program finds out which member it computes, and runs the text for RBLOCK blocks of XBLOCK
+points, one after another.
 
-Few members are found by a tree of comparisons over the kernel's arguments. It is cheap to write and slow to run: compilers make selections of
-all addresses of it, which take as long as some thousand elements do. More are rows of a table in the device's memory: each member's number of
-points, then each one's first program, then the addresses of each. A program counts the members that begin at or before it, and reads its own
-addresses; who launches the kernel keeps the table (`execute.tables`).
+Few members are found by a tree of comparisons over the kernel's arguments. It is cheap to set up and slow to run: compilers turn it into selections
+among all addresses, which take as long as some thousand elements do. More members are in a pointer table in the device's memory: each member's
+number of points, then each one's first program, then the addresses of each. A program counts the members that begin at or before it, and reads its
+member's addresses; the launcher keeps the table (`execute.pointer_tables`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FILL_NAME = "fill_table"
 
 
 def arguments(pointers: int, members: Members) -> list[str]:
-    """A table and how many members it has; or addresses of each member, numbers of points, first programs."""
-    if members.table:
+    """A pointer table and how many members it has; or addresses of each member, numbers of points, first programs."""
+    if members.pointer_table:
         return ["table", "members"]
     numbered = range(members.count)
     addresses = [f"p{k}_{i}" for k in numbered for i in range(pointers)]
@@ -28,11 +28,11 @@ def arguments(pointers: int, members: Members) -> list[str]:
 
 
 def constants(members: Members | None) -> list[str]:
-    """What a kernel is compiled for. ALIGNED: addresses in a table are multiples of it."""
+    """What a kernel is compiled for. ALIGNED: addresses in a pointer table are multiples of it."""
     return [
         "XBLOCK: tl.constexpr",
         "RBLOCK: tl.constexpr",
-        *(["ALIGNED: tl.constexpr"] * (members is not None and members.table)),
+        *(["ALIGNED: tl.constexpr"] * (members is not None and members.pointer_table)),
     ]
 
 
@@ -41,7 +41,7 @@ def selection(buffers: Sequence[str], types: Sequence[str], members: Members) ->
     `points` and `first` program.
     """
     start = ["program = tl.program_id(0)"]
-    if not members.table:
+    if not members.pointer_table:
         return [*start, *_tree(buffers, 0, members.count)]
     return [
         *start,
@@ -73,10 +73,10 @@ def fill_source() -> str:
     return "\n".join(lines) + "\n"
 
 
-def blocks_of(lines: list[str], members: Members, wide: bool) -> list[str]:
+def blocks_of(lines: list[str], members: Members, int64_index: bool) -> list[str]:
     """The lines for each block that a program goes through, with `xindex` and `xmask`."""
     times = "" if members.unit == 1 else f" * {members.unit}"
-    short = "" if wide else ".to(tl.int32)"
+    short = "" if int64_index else ".to(tl.int32)"
     return [
         "for block in range(0, RBLOCK):",
         f"    xindex = ((program - first){short} * RBLOCK + block) * XBLOCK + tl.arange(0, XBLOCK)",

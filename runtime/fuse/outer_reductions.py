@@ -1,4 +1,6 @@
-"""Sums over the columns of what other kernels read by rows, made by those: a program goes through some rows, and adds them up on its way."""
+"""Fused outer reductions: sums over the columns of what another kernel reads by rows become part of that kernel, which goes through rows in a serial
+grid loop and accumulates their columns on the way.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from ..machine import Gpu
 from .groups import Group, Member, rename, substitute
 
 
-def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu) -> list[Group]:
-    """The groups, in an order in which they can run, with reductions over the rows that another group goes through moved into that.
+def fuse_outer_reductions(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu) -> list[Group]:
+    """The groups, in an order in which they can run, with reductions over rows moved into a group that goes through these rows.
 
     views  buffers that are views of others.
 
-    The sums of the columns stay in the registers of the programs, of which at least one for each multiprocessor is left to share the rows.
+    The sums of the columns stay in registers. At least one program for each multiprocessor is left to share the rows.
     """
     left = list(groups)
     for columns in groups:
@@ -28,7 +30,10 @@ def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu)
             if rows is columns or rows.reads.isdisjoint(columns.reads) or not _goes_by_rows(rows, gpu):
                 continue
             merged = _merged(rows, columns)
-            if merged is None or int(product(v.extent for v in merged.outer if v not in merged.walk)) < gpu.num_sms:  # type: ignore[arg-type]
+            if (
+                merged is None
+                or int(product(v.extent for v in merged.outer if v not in merged.grid_loop)) < gpu.num_sms
+            ):  # type: ignore[arg-type]
                 continue
             order = _placed(left, rows, columns, merged, views)
             if order is not None:
@@ -40,7 +45,7 @@ def fold_columns(groups: Sequence[Group], views: Mapping[str, ViewOf], gpu: Gpu)
 def _plain(group: Group) -> bool:
     return (
         group.extern is None
-        and not group.walk
+        and not group.grid_loop
         and all(m.scatter is None and m.nest.scan is None for m in group.members)
         and all(isinstance(v.extent, int) for v in (*group.outer, *(v for m in group.members for v in m.inner)))
     )
@@ -57,7 +62,7 @@ def _goes_by_rows(group: Group, gpu: Gpu) -> bool:
         return False
     (loops,) = inner
     last = {ld.attr.index[-1].var for m in group.members for ld in m.body.loads() if ld.attr.index}
-    return 1 < int(product(v.extent for v in loops)) <= gpu.budgets.folded_row and loops[-1] in last  # type: ignore[arg-type]
+    return 1 < int(product(v.extent for v in loops)) <= gpu.budgets.accumulated_row and loops[-1] in last  # type: ignore[arg-type]
 
 
 def _merged(rows: Group, columns: Group) -> Group | None:
@@ -83,16 +88,18 @@ def _merged(rows: Group, columns: Group) -> Group | None:
         members = [rename(m, dict(zip(rows.outer, places, strict=True))) for m in rows.members]
         mapping: dict[Atom, int | Expr] = {**parts, **{v: of(r) for v, r in across.items()}}
         added = [
-            Member(m.nest, tuple(e.subst(mapping) for e in m.index), inner, substitute(m.body, mapping), fold=True)
+            Member(
+                m.nest, tuple(e.subst(mapping) for e in m.index), inner, substitute(m.body, mapping), accumulates=True
+            )
             for m in columns.members
         ]
         if not _shares(members, added):
             continue
-        walk = tuple(v for w in columns.members[0].inner if (v := renamed[w].var) is not None)
-        outer = (*(v for w in columns.outer if w in parts and (v := renamed[w].var) is not None), *walk)
+        grid_loop = tuple(v for w in columns.members[0].inner if (v := renamed[w].var) is not None)
+        outer = (*(v for w in columns.outer if w in parts and (v := renamed[w].var) is not None), *grid_loop)
         fresh += len(own)
         reads = rows.reads | columns.reads
-        return Group(rows.number, outer, [*members, *added], reads, closed=True, fresh=fresh, walk=walk)
+        return Group(rows.number, outer, [*members, *added], reads, closed=True, fresh=fresh, grid_loop=grid_loop)
     return None
 
 
@@ -162,4 +169,4 @@ def _extern_reads(group: Group) -> set[str]:
     return set(group.extern.reads()) if group.extern is not None else set()
 
 
-__all__ = ["fold_columns"]
+__all__ = ["fuse_outer_reductions"]

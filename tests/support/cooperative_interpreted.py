@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from opforge.runtime.render.triton_team import TEAM_CALL
+from opforge.runtime.render.triton_cooperative import BARRIER_CALL
 
 LIMIT = 600  # seconds for which a program waits for its turn
 
@@ -20,7 +20,7 @@ LIMIT = 600  # seconds for which a program waits for its turn
 def launch_once(module: ModuleType, name: str, programs: int, *arguments: Any, **more: Any) -> None:
     """Launches a kernel, whether its programs wait for each other or not."""
     function = getattr(module, name)
-    if TEAM_CALL in inspect.getsource(function.fn):
+    if BARRIER_CALL in inspect.getsource(function.fn):
         run_together(module, name, programs, *arguments, **more)
     else:
         function[(programs,)](*arguments, **more)

@@ -1,4 +1,4 @@
-"""The plan checker on what only plans for a GPU have: folds along a walk, and indexed updates apart from the copy of their base."""
+"""The plan checker on what only plans for a GPU have: fused outer reductions, and indexed updates apart from the copy of their base."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opforge.errors import PlanError
 from opforge.runtime.check.plan import check
 from opforge.runtime.ir.index import Var, of
 from opforge.runtime.ir.nodes import Program
-from opforge.runtime.kernels.plan import Fold, Kernel, KernelStep, Plan
+from opforge.runtime.kernels.plan import Accumulate, Kernel, KernelStep, Plan
 from opforge.runtime.lower.language import scalar_ops as s
 from opforge.runtime.schedule.draft import Options
 from opforge.runtime.schedule.pipeline import schedule
@@ -43,12 +43,12 @@ def with_kernel(plan: Plan, change: Callable[[Kernel], Kernel]) -> Plan:
     return replace(plan, steps=[KernelStep(change(step.kernel))])
 
 
-def with_fold(plan: Plan, **fields: Any) -> Plan:
-    """The plan with other fields of its fold."""
+def with_accumulation(plan: Plan, **fields: Any) -> Plan:
+    """The plan with other fields of its accumulation."""
 
     def change(k: Kernel) -> Kernel:
         phases = [
-            replace(p, body=tuple(replace(st, **fields) if isinstance(st, Fold) else st for st in p.body))
+            replace(p, body=tuple(replace(st, **fields) if isinstance(st, Accumulate) else st for st in p.body))
             for p in k.phases
         ]
         return replace(k, phases=tuple(phases))
@@ -56,20 +56,20 @@ def with_fold(plan: Plan, **fields: Any) -> Plan:
     return with_kernel(plan, change)
 
 
-def the_fold(plan: Plan) -> tuple[Kernel, Fold]:
+def the_accumulation(plan: Plan) -> tuple[Kernel, Accumulate]:
     (kernel,) = plan.kernels()
-    (fold,) = (st for p in kernel.phases for st in p.body if isinstance(st, Fold))
-    return kernel, fold
+    (found,) = (st for p in kernel.phases for st in p.body if isinstance(st, Accumulate))
+    return kernel, found
 
 
 def test_right() -> None:
     program, plan = planned()
     check(program, plan)
-    kernel, _ = the_fold(plan)
-    assert kernel.outer[-1:] == kernel.walk
+    kernel, _ = the_accumulation(plan)
+    assert kernel.outer[-1:] == kernel.grid_loop
 
 
-def test_what_is_folded_into_what() -> None:
+def test_which_reductions_are_fused() -> None:
     """Sums of columns into a kernel that goes along the memory of a row, and not the other way round where a row is too long for that."""
 
     def columns_and_rows(b: Any, x: Any) -> Any:
@@ -77,29 +77,29 @@ def test_what_is_folded_into_what() -> None:
         parts = b.reduce("sum", (16, x.shape[1]), r, b.at(x, [i[0] * 4 + r[0], i[1]]))
         return parts, reduce(b, "sum", x, 1, True)
 
-    for columns, walked in ((40, [4]), (9000, [])):
+    for columns, extents in ((40, [4]), (9000, [])):
         program = program_of(columns_and_rows, [torch.rand(64, columns)])
         plan = schedule(program, Options(machine=GPU))
         check(program, plan)
-        assert [v.extent for k in plan.kernels() for v in k.walk] == walked
+        assert [v.extent for k in plan.kernels() for v in k.grid_loop] == extents
 
 
-def test_wrong_folds() -> None:
+def test_wrong_accumulations() -> None:
     program, plan = planned()
-    kernel, fold = the_fold(plan)
+    kernel, found = the_accumulation(plan)
 
     def reject(wrong: Plan, message: str) -> None:
         with pytest.raises(PlanError, match=message):
             check(program, wrong)
 
-    reject(with_fold(plan, kind="max"), "stores another value")
-    reject(with_fold(plan, value=s.neg(fold.value)), "stores another value")
-    reject(with_fold(plan, mode="sum"), "under a mask, or as an update")
-    walked = (of(kernel.walk[0]), fold.index[1])
-    reject(with_fold(plan, index=walked), "a place that moves along the walk")
-    reject(with_fold(plan, index=(fold.index[0], of(Var("other", 40)))), "is not a loop of this phase")
-    reject(with_kernel(plan, lambda k: replace(k, walk=())), "walks no loop")
-    reject(with_kernel(plan, lambda k: replace(k, walk=k.outer[:1])), "not the last of its outer loops")
+    reject(with_accumulation(plan, kind="max"), "stores another value")
+    reject(with_accumulation(plan, value=s.neg(found.value)), "stores another value")
+    reject(with_accumulation(plan, mode="sum"), "under a mask, or as an update")
+    moving = (of(kernel.grid_loop[0]), found.index[1])
+    reject(with_accumulation(plan, index=moving), "a place that moves with the grid loop")
+    reject(with_accumulation(plan, index=(found.index[0], of(Var("other", 40)))), "is not a loop of this phase")
+    reject(with_kernel(plan, lambda k: replace(k, grid_loop=())), "has no grid loop")
+    reject(with_kernel(plan, lambda k: replace(k, grid_loop=k.outer[:1])), "not the last of its outer loops")
     reject(with_kernel(plan, lambda k: replace(k, serial=True)), "outer loops are in order")
 
 

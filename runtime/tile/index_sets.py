@@ -1,5 +1,5 @@
-"""Kernels of points that choose by a coordinate (a concatenation): where no block lies across a place at which a choice changes, one branch
-for each choice, so that a program computes, and reads, only what it stores.
+"""Index-set splitting of pointwise kernels that choose by a coordinate (a concatenation): the loop is split into ranges in which all choices are
+made, with a branch for each, if no block lies across two ranges. A program then computes, and reads, only what it stores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..ir.fold import coordinate, fold
 from ..ir.index import Atom, Expr, Var, of, product
 from ..ir.nodes import Node, rebuild, walk_all
 from ..kernels.plan import Kernel, Statement, Store
-from .flat import is_points
+from .coalesce import is_pointwise_kernel
 from .pieces import flip
 from .scratch import changed, roots
 
@@ -20,22 +20,22 @@ MOST = 16  # branches
 
 
 @dataclass(frozen=True)
-class Branches:
-    """The statements of each piece of a loop, and where it ends.
+class IndexSets:
+    """A loop in ranges: where each ends, and its statements.
 
-    step    points of the loops inside of it.
+    step    points of the loops inside of the loop.
     extent  of the loop.
     """
 
     step: int
     extent: int
-    pieces: tuple[tuple[int, tuple[Statement, ...]], ...]
+    ranges: tuple[tuple[int, tuple[Statement, ...]], ...]
 
 
-def branches(kernel: Kernel, block: int) -> Branches | None:
-    """None where a block of so many points, or of a divisor of it, may have to choose."""
+def split_index_set(kernel: Kernel, block: int) -> IndexSets | None:
+    """None if a block of so many points, or of a divisor of it, may still have to choose."""
     live = [v for v in kernel.outer if v.extent != 1]
-    if not is_points(kernel) or kernel.walk or len(kernel.phases) != 1:
+    if not is_pointwise_kernel(kernel) or kernel.grid_loop or len(kernel.phases) != 1:
         return None
     body = kernel.phases[0].body
     if not all(isinstance(st, Store) and st.mode == "set" for st in body):
@@ -46,7 +46,7 @@ def branches(kernel: Kernel, block: int) -> Branches | None:
             return None
         edges = [0, *_cuts(body, v), v.extent]
         if len(edges) > 2 and len(edges) <= MOST + 1 and all(e * step % block == 0 for e in edges):
-            return Branches(step, v.extent, tuple((hi, _piece(body, v, lo, hi)) for lo, hi in pairwise(edges)))
+            return IndexSets(step, v.extent, tuple((hi, _in_range(body, v, lo, hi)) for lo, hi in pairwise(edges)))
         step *= v.extent
     return None
 
@@ -63,8 +63,8 @@ def _cuts(body: tuple[Statement, ...], v: Var) -> list[int]:
     return sorted(found)
 
 
-def _piece(body: tuple[Statement, ...], v: Var, lo: int, hi: int) -> tuple[Statement, ...]:
-    """The statements with the choices made that lo <= v < hi makes."""
+def _in_range(body: tuple[Statement, ...], v: Var, lo: int, hi: int) -> tuple[Statement, ...]:
+    """The statements with the choices that lo <= v < hi makes."""
     part = Var(f"{v.name}p", hi - lo)
     there: dict[Atom, int | Expr] = {v: of(part) + lo}
     back: Mapping[Atom, int | Expr] = {part: of(v) - lo}
@@ -77,10 +77,10 @@ def _piece(body: tuple[Statement, ...], v: Var, lo: int, hi: int) -> tuple[State
     for st in body:
         moved = changed(st, there, lambda _: None)
         assert isinstance(moved, Store)
-        kept = changed(moved, back, lambda _: None)
-        assert isinstance(kept, Store)
-        found.append(replace(kept, value=chosen(moved.value), mask=None if moved.mask is None else chosen(moved.mask)))
+        same = changed(moved, back, lambda _: None)
+        assert isinstance(same, Store)
+        found.append(replace(same, value=chosen(moved.value), mask=None if moved.mask is None else chosen(moved.mask)))
     return tuple(found)
 
 
-__all__ = ["Branches", "branches"]
+__all__ = ["IndexSets", "split_index_set"]

@@ -1,4 +1,4 @@
-"""Kernels of points that are met in the order of memory: one loop over flat buffers, whatever the shape is."""
+"""Loop coalescing: a pointwise kernel that goes through memory in order becomes one loop over flat buffers, whatever its shape is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .scratch import changed
 Layouts = Mapping[str, Buffer]
 
 
-def collapsed(kernel: Kernel, layouts: Layouts) -> tuple[Kernel, Layouts] | None:
-    """The kernel with a single outer loop, and its buffers' layouts; None where it needs the coordinates along several."""
+def coalesced(kernel: Kernel, layouts: Layouts) -> tuple[Kernel, Layouts] | None:
+    """The kernel with a single outer loop, and its buffers' layouts; None if it needs the coordinates of several loops."""
     live = [v for v in kernel.outer if v.extent != 1]
-    if not live or kernel.walk or not is_points(kernel):
+    if not live or kernel.grid_loop or not is_pointwise_kernel(kernel):
         return None
     whole = Var("o0", product(v.extent for v in live))
     if len(live) == 1:
@@ -37,8 +37,8 @@ def collapsed(kernel: Kernel, layouts: Layouts) -> tuple[Kernel, Layouts] | None
     return replace(kernel, outer=(whole,), phases=phases), lines
 
 
-def is_points(kernel: Kernel) -> bool:
-    """Whether all loops are outer ones, with known extents."""
+def is_pointwise_kernel(kernel: Kernel) -> bool:
+    """Whether all loops are outer ones, and no size is a symbol."""
     return not (kernel.serial or kernel.scratch or kernel.symbols or kernel.parts) and all(
         product(v.extent for v in p.inner) == 1 for p in kernel.phases
     )
@@ -81,4 +81,4 @@ def _keep(_: Node) -> None:
     return None
 
 
-__all__ = ["collapsed", "is_points"]
+__all__ = ["coalesced", "is_pointwise_kernel"]

@@ -1,4 +1,4 @@
-"""Counters of kernels whose last program does more: which launch gets which, by functions that stand in for the driver's. Needs no GPU."""
+"""Semaphores of kernels whose last program does more: which launch gets which, by functions that stand in for the driver's. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from opforge.runtime.execute import counters
+from opforge.runtime.execute import semaphores
 
 
 class Device:
-    """Launches are written down; counters are in the processor's memory."""
+    """Launches are written down; semaphores are in the processor's memory."""
 
     def __init__(self) -> None:
         self.stream, self.recording = 1, 0
@@ -38,83 +38,85 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made, zeros = Device(), torch.zeros
     for name in ("_free", "_of_streams", "_of_recordings"):
-        monkeypatch.setattr(counters, name, {})
-    monkeypatch.setattr(counters, "_memory", [])
-    monkeypatch.setattr(counters, "driver", lambda: made)
-    monkeypatch.setattr(counters, "cuda_stream", lambda index: made.stream)
-    monkeypatch.setattr(counters, "empty_strided_cuda", made.empty)
+        monkeypatch.setattr(semaphores, name, {})
+    monkeypatch.setattr(semaphores, "_memory", [])
+    monkeypatch.setattr(semaphores, "driver", lambda: made)
+    monkeypatch.setattr(semaphores, "cuda_stream", lambda index: made.stream)
+    monkeypatch.setattr(semaphores, "empty_strided_cuda", made.empty)
     monkeypatch.setattr(torch, "zeros", lambda *a, device, **k: zeros(*a, **k))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.recording > 0)
     return made
 
 
-def counter_of(device: Device, run: Any) -> int:
+def semaphore_of(device: Device, run: Any) -> int:
     run(7, 16, 32)
-    *first, counter = device.launches[-1]
+    *first, semaphore = device.launches[-1]
     assert first == [7, 16, 32]
-    return counter
+    return semaphore
 
 
 def test_a_stream_has_one(device: Device) -> None:
-    run, other = counters.counting(device.run, 0), counters.counting(device.run, 0)
-    one = counter_of(device, run)
-    assert counter_of(device, other) == one
+    run, other = semaphores.with_semaphore(device.run, 0), semaphores.with_semaphore(device.run, 0)
+    one = semaphore_of(device, run)
+    assert semaphore_of(device, other) == one
     device.stream = 2
-    assert counter_of(device, run) != one
+    assert semaphore_of(device, run) != one
     device.stream = 1
-    assert counter_of(device, run) == one
+    assert semaphore_of(device, run) == one
     assert one % 16 == 0
-    assert len(counters._memory) == 1
+    assert len(semaphores._memory) == 1
 
 
 def test_a_recording_has_one_of_its_own(device: Device) -> None:
-    run = counters.counting(device.run, 0)
-    found = {counter_of(device, run)}
+    run = semaphores.with_semaphore(device.run, 0)
+    found = {semaphore_of(device, run)}
     for device.recording in (1, 2, 3):
-        one = counter_of(device, run)
-        assert counter_of(device, run) == one
+        one = semaphore_of(device, run)
+        assert semaphore_of(device, run) == one
         assert one not in found
         found.add(one)
         device.stream += 1  # a branch of the recording
-        branch = counter_of(device, run)
+        branch = semaphore_of(device, run)
         assert branch not in found
         found.add(branch)
 
 
 def test_none_is_given_out_twice(device: Device) -> None:
-    run = counters.counting(device.run, 0)
+    run = semaphores.with_semaphore(device.run, 0)
     found = []
-    for device.recording in range(1, counters.COUNTERS + 1):
-        found.append(counter_of(device, run))
-    assert len(set(found)) == counters.COUNTERS
+    for device.recording in range(1, semaphores.SEMAPHORES + 1):
+        found.append(semaphore_of(device, run))
+    assert len(set(found)) == semaphores.SEMAPHORES
     assert not device.made
-    assert len(counters._of_recordings) == counters.RECORDINGS
+    assert len(semaphores._of_recordings) == semaphores.RECORDINGS
     # Those that come too late have one for each launch.
-    for device.recording in range(counters.COUNTERS + 1, counters.COUNTERS + 3):
-        assert counter_of(device, run) == device.made[-1].data_ptr()
+    for device.recording in range(semaphores.SEMAPHORES + 1, semaphores.SEMAPHORES + 3):
+        assert semaphore_of(device, run) == device.made[-1].data_ptr()
         assert not device.made[-1].any()
     assert len(device.made) == 2
 
 
 def test_a_graph_that_is_recorded_first(device: Device) -> None:
-    """The memory that is made then is the graph's own: no other launch may count in it."""
+    """The memory that is made then is the graph's own: no other launch may use it."""
     device.recording = 1
-    run = counters.counting(device.run, 0)
-    assert counter_of(device, run) == device.made[-1].data_ptr()
-    assert not counters._memory
+    run = semaphores.with_semaphore(device.run, 0)
+    assert semaphore_of(device, run) == device.made[-1].data_ptr()
+    assert not semaphores._memory
     device.recording = 0
-    counters.counting(device.run, 0)
-    assert counter_of(device, run) != device.made[-1].data_ptr()
+    semaphores.with_semaphore(device.run, 0)
+    assert semaphore_of(device, run) != device.made[-1].data_ptr()
 
 
 def test_a_driver_that_cannot_say(device: Device) -> None:
-    run = counters.counting(device.run, 0)
+    run = semaphores.with_semaphore(device.run, 0)
     device.recording, device.code = 1, 999
     with pytest.raises(RuntimeError, match="999"):
         run(1)
 
 
 def test_devices_have_their_own(device: Device) -> None:
-    assert counter_of(device, counters.counting(device.run, 0)) != counter_of(device, counters.counting(device.run, 1))
-    assert len(counters._memory) == 2
+    assert semaphore_of(device, semaphores.with_semaphore(device.run, 0)) != semaphore_of(
+        device, semaphores.with_semaphore(device.run, 1)
+    )
+    assert len(semaphores._memory) == 2

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from opforge.runtime.execute import tables
+from opforge.runtime.execute import pointer_tables
 from opforge.runtime.execute.launch import Loaded
-from opforge.runtime.execute.tables import KEPT, STREAMS, table_launcher
-from opforge.runtime.render.triton_group import FILL
+from opforge.runtime.execute.pointer_tables import KEPT, STREAMS, table_launcher
+from opforge.runtime.render.triton_horizontal import FILL
 
 FIRST, OTHER = (0xF00, 0, 128), (0xBA0, 0, 64)
 NUMBERS = [4, 6, 0, 1]  # of two members: numbers of points, first programs
@@ -62,9 +62,9 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-    monkeypatch.setattr(tables, "launcher", made.launcher)
-    monkeypatch.setattr(tables, "empty_strided_cuda", made.empty)
-    monkeypatch.setattr(tables, "cuda_stream", lambda index: made.stream)
+    monkeypatch.setattr(pointer_tables, "launcher", made.launcher)
+    monkeypatch.setattr(pointer_tables, "empty_strided_cuda", made.empty)
+    monkeypatch.setattr(pointer_tables, "cuda_stream", lambda index: made.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     return made
 
@@ -160,7 +160,7 @@ def test_what_has_failed_is_not_kept(device: Device, monkeypatch: pytest.MonkeyP
     t = torch.empty(16)
     with monkeypatch.context() as patch:
         patch.setattr(
-            tables, "empty_strided_cuda", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left"))
+            pointer_tables, "empty_strided_cuda", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left"))
         )
         with pytest.raises(torch.OutOfMemoryError):
             run(1, [t], [], (0, 0, 0, 0))
