@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
+from ..machine import gpu_target
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from .launch import driver
 
 COUNTERS = 4096  # of a device: one for each recording, and for each stream
-APART = 8  # 32-bit numbers, so that no two counters are in one sector of the cache
 RECORDINGS = 64  # whose counters are looked up: those that may still be going on
 
 _lock = threading.Lock()
@@ -31,11 +31,18 @@ def prepare(device: int) -> None:
     """Makes a device's counters, unless it has some or somebody records a graph (their memory would be the graph's)."""
     with _lock:
         if device not in _free and not torch.cuda.is_current_stream_capturing():
-            memory = torch.zeros(COUNTERS * APART, dtype=torch.int32, device=torch.device("cuda", device))
+            apart = apart_on(device)
+            memory = torch.zeros(COUNTERS * apart, dtype=torch.int32, device=torch.device("cuda", device))
             torch.cuda.synchronize(device)  # other streams count in it too
             start = memory.data_ptr()
             _memory.append(memory)
-            _free[device] = [start + 4 * APART * k for k in reversed(range(COUNTERS))]
+            _free[device] = [start + 4 * apart * k for k in reversed(range(COUNTERS))]
+
+
+def apart_on(device: int) -> int:
+    """32-bit numbers from one counter to the next: no two lie in one sector of the memory, where kernels of two streams would wait for each other."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return gpu_target(10 * major + minor).limits.sector // 4
 
 
 def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[..., None]:
@@ -43,6 +50,7 @@ def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[
     every launch has for itself.
     """
     prepare(device)
+    apart = apart_on(device)
 
     def launch(programs: int, *arguments: int) -> None:
         # Work of one stream runs in order: what is freed after the launch is not used again before the kernel is done.
@@ -53,7 +61,7 @@ def counting(run: Callable[..., None], device: int, space: int = 0) -> Callable[
             run(programs, *arguments, address, *last)
             return
         # None is left: one for this launch alone, set to 0 before it, on the same stream or in the same graph.
-        made = empty_strided_cuda((APART,), (1,), torch.int32)
+        made = empty_strided_cuda((apart,), (1,), torch.int32)
         made.zero_()
         run(programs, *arguments, made.data_ptr(), *last)
 

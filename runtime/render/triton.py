@@ -31,7 +31,7 @@ from ..tile.passes import Online
 from ..tile.resident import UNROLLED, cache_hints, kept_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
-from .triton_gather import ROUND, accumulators, rounds
+from .triton_gather import accumulators, round_of, rounds
 from .triton_group import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import update_online
@@ -317,7 +317,8 @@ class _Renderer:
         before: list[str] = []
         inside = [f"rindex{group} = {steps(self.wide, 'roffset')}"]
         gathers = self.launch.gathers
-        inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
+        goes = round_of(self.kernel.gpu) if gathers else "RBLOCK"
+        inside.append(f"rmask{group} = {steps_there(group, count, False, goes)}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
@@ -359,7 +360,7 @@ class _Renderer:
         if self.v.rows:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
         loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
-        self.lines += rounds(count, inside) if gathers else loop
+        self.lines += rounds(self.kernel.gpu, count, inside) if gathers else loop
         self.lines += after + totals
 
     # -- scans ---------------------------------------------------------------------------------------------------------

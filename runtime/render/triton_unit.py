@@ -16,7 +16,7 @@ from ..kernels.steps import home
 from ..machine import MEASURED, tuning_of
 from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
-from ..tile.horizontal import MEMBERS, Group, Members, can_join, unit_of
+from ..tile.horizontal import Group, Members, can_join, unit_of
 from ..tile.idle import goes_in_strides
 from ..tile.last import block_of, followed
 from ..tile.launch import launch
@@ -115,8 +115,8 @@ class _Unit:
                 f"{names[0]}_x{len(names)}",
                 names,
                 points,
-                unit_of(points[0]),
-                kernels[names[0]].gpu.limits,
+                unit_of(points[0], kernels[names[0]].gpu),
+                kernels[names[0]].gpu,
                 _pointers(kernels[names[0]]),
             )
             self.unit.grouped.update(dict.fromkeys(names, group))
@@ -142,9 +142,9 @@ class _Unit:
         shape = self.shapes[k.name]
         if not can_join(k, shape):
             return None
-        unit = unit_of(_number(shape.outer))
+        unit = unit_of(_number(shape.outer), k.gpu)
         _, same = self.text(k, k.name, Members(1, unit))
-        return (same, shape.bytes, unit), MEMBERS
+        return (same, shape.bytes, unit), k.gpu.costs.group.members
 
     def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
         """A kernel's source, and what is equal for kernels that are the same binary."""
