@@ -32,7 +32,7 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `forward` is the compiled forward;
     `variants` has the programs of its backward `spec`.
     """
-    over = over_saved(variants.over_saved, spec.into, spec.scaled) if spec.into else None
+    over = over_saved(variants.over_saved, variants.program, spec.into, spec.scaled) if spec.into else None
     names = Names()
     source = emit_function(spec, names)
     namespace: dict[str, Any] = {
@@ -49,7 +49,6 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "is_zerotensor": is_zerotensor,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
-        "over_program": variants.over_saved,
         "over_saved": over,
         "scaled": over,
         "redirected": redirected,

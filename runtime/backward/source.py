@@ -110,13 +110,16 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     # All that may raise does before what is saved is given up: the backward can then be asked for again.
     lines += _dense_tangents(spec, values)
     missing = "missing" if spec.partial else ""
-    lines.append(f"backward_graph = by_eager_kernels({missing or 0}) if sparse else program({missing})")
-    if spec.into and not spec.scaled:
-        lines += ["if not sparse:", "    over_program()"]
-    lines += [*_arguments(spec), *_strided_tangents(spec)]
-    call = "backward_graph(arguments)"
-    over = f"None if sparse else {_over(spec)}(arguments)"
-    lines.append(f"out = ({over}) or {call}" if spec.into else f"out = {call}")
+    program = f"{_over(spec)}(arguments, ctx.hooked is not None)" if spec.into else f"program({missing})"
+    compiled = f"backward_graph = by_eager_kernels({missing or 0}) if sparse else {program}"
+    given_up = (
+        ["ctx.maybe_clear_saved_tensors()"] if spec.gradients.once or any(s.is_tensor for s in spec.saved) else []
+    )
+    if spec.into:
+        lines += [*_arguments(spec), *_strided_tangents(spec), compiled, *given_up]
+    else:
+        lines += [compiled, *_arguments(spec), *given_up, *_strided_tangents(spec)]
+    lines.append("out = backward_graph(arguments)")
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
     for g in spec.gradients.wrapped_gradients:
@@ -159,8 +162,6 @@ def _arguments(spec: CompiledBackward) -> list[str]:
         otherwise = ["as_given(arguments, given)"] if any(s.expected for s in spec.saved) else []
         otherwise += ["as_given(arguments, ctx.given)"] if any(s.described_by_forward for s in spec.saved) else []
         lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
-    if count or spec.gradients.once:
-        lines.append("ctx.maybe_clear_saved_tensors()")
     return lines
 
 
