@@ -77,6 +77,8 @@ class GpuLimits:
     """Threads of a warp."""
     warps: int
     """Of a program, at most."""
+    register: int
+    """Bytes of a register."""
     vector: int
     """Bytes that a thread loads or stores at once at most, at an address that is a multiple of them."""
     sector: int
@@ -107,6 +109,8 @@ class GpuBudgets:
     """Elements of a column that are a tile in any case, with a few steps for each thread."""
     edge: int
     """Points on the side of a tile that is transposed, at most."""
+    least_edge: int
+    """Points on the side of a tile that is transposed, at least: else it is read across memory."""
     in_flight: int
     """Rows whose place is data and whose loads are in flight together."""
 
@@ -305,7 +309,9 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_70",
         70,
         frozenset([]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
             tile=32768,
             scratch=262144,
@@ -315,6 +321,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             head=256,
             short_column=64,
             edge=64,
+            least_edge=8,
             in_flight=8,
         ),
         GpuCosts(
@@ -344,7 +351,9 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_80",
         80,
         frozenset(["tf32", "bfloat16"]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
             tile=32768,
             scratch=262144,
@@ -354,6 +363,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             head=256,
             short_column=64,
             edge=64,
+            least_edge=8,
             in_flight=8,
         ),
         GpuCosts(
@@ -383,7 +393,9 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_90",
         90,
         frozenset(["tf32", "bfloat16"]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
             tile=32768,
             scratch=262144,
@@ -393,6 +405,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             head=256,
             short_column=64,
             edge=64,
+            least_edge=8,
             in_flight=8,
         ),
         GpuCosts(

@@ -87,6 +87,8 @@ class RoutineSizes:
     """Elements of a block that has them, at most."""
     programs: int
     """That there should be, if there are rows enough."""
+    narrow: int
+    """Elements of a block, below which it has one warp, else four."""
     wide: int
     """Elements of a block, from which on it has eight warps."""
 
@@ -217,7 +219,7 @@ TUNING: dict[int, Tuning] = {
             few_rows=16, rows=128, edge=128, wide_edge=256, turned=1024, end=6, near=8, wide_near=16, stages=4
         ),
         AttentionSizes(rows=128, stages=3, looked_at=1024),
-        RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, wide=2048),
+        RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, narrow=128, wide=2048),
         (
             Block(rows=128, columns=256, steps=64, warps=8, stages=3),
             Block(rows=128, columns=128, steps=64, warps=8, stages=4),

@@ -39,8 +39,8 @@ SMALL_GPU = """\
   device: cuda
   capability: 91
   features: [tf32]
-  limits: {line: 64, warp: 32, warps: 8, vector: 8, sector: 16, arguments: 2048, mma: {edge: 32, steps: 64}}
-  budgets: {tile: 4096, scratch: 16384, row: 1024, column: 64, folded_row: 512, head: 64, short_column: 16, edge: 16, in_flight: 2}
+  limits: {line: 64, warp: 32, warps: 8, register: 4, vector: 8, sector: 16, arguments: 2048, mma: {edge: 32, steps: 64}}
+  budgets: {tile: 4096, scratch: 16384, row: 1024, column: 64, folded_row: 512, head: 64, short_column: 16, edge: 16, least_edge: 8, in_flight: 2}
   costs:
     recompute: 16
     in_phase: 4

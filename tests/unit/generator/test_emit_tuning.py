@@ -29,7 +29,7 @@ SPEC = """\
   - {kernel: table, x: 512, r: 8, programs: 1728, warps: 2}
   contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, turned: 512, end: 5, near: 3, wide_near: 6, stages: 3}
   attention: {rows: 32, stages: 5, looked_at: 256}
-  routine: {elements: 512, across: 8, most_across: 2048, programs: 100, wide: 1024}
+  routine: {elements: 512, across: 8, most_across: 2048, programs: 100, narrow: 64, wide: 1024}
   tiles:
   - {rows: 128, columns: 64, steps: 32, warps: 4, stages: 3}
   - {rows: 64, columns: 64, steps: 32, warps: 4, stages: 3, descriptors: true}
@@ -72,7 +72,7 @@ TUNING: dict[int, Tuning] = {
             few_rows=16, rows=64, edge=64, wide_edge=128, turned=512, end=5, near=3, wide_near=6, stages=3
         ),
         AttentionSizes(rows=32, stages=5, looked_at=256),
-        RoutineSizes(elements=512, across=8, most_across=2048, programs=100, wide=1024),
+        RoutineSizes(elements=512, across=8, most_across=2048, programs=100, narrow=64, wide=1024),
         (
             Block(rows=128, columns=64, steps=32, warps=4, stages=3),
             Block(rows=64, columns=64, steps=32, warps=4, stages=3, descriptors=True),
