@@ -24,6 +24,7 @@ from torch import Tensor
 
 from opforge.errors import BuildError
 from opforge.generated.rewrites import RULES
+from opforge.generated.targets import Group
 from opforge.runtime.build.triton_pool import compile_kernels
 from opforge.runtime.compile_fx import written_inside
 from opforge.runtime.config import current
@@ -32,13 +33,11 @@ from opforge.runtime.graph.rewrite import rewrite
 from opforge.runtime.kernels.plan import Plan
 from opforge.runtime.lower.graph import lower
 from opforge.runtime.lower.outputs import separate_outputs
-from opforge.runtime.render import triton_unit
 from opforge.runtime.render.triton_unit import TritonKernel, render_triton
 from opforge.runtime.targets.autotune import Task, Trial, measured
 from opforge.runtime.targets.block_trials import trials_of
 from opforge.runtime.targets.cuda import capability, gpu_of, job_of, prepared, scheduled
 from opforge.runtime.targets.cuda_timer import CudaTimer
-from opforge.runtime.tile import horizontal
 
 console = Console(stderr=True)
 TREE = 32  # members of a group that a tree finds
@@ -71,13 +70,17 @@ def adamw(*tensors: Tensor) -> None:
     torch._foreach_addcdiv_(p, m, torch._foreach_add(torch._foreach_sqrt(v), 1e-8), -1e-3)
 
 
-def planned(fn: Callable[..., None], shapes: Shapes, gpu: int) -> Plan:
+def planned(fn: Callable[..., None], shapes: Shapes, table: bool) -> Plan:
+    """`table`: as for any program; else groups are as large as `TREE`, and members are found by comparisons."""
     inputs = [torch.zeros(s, device="cuda") for _ in range(4) for s in shapes]
     with torch.no_grad():
         traced = trace(fn, inputs)
     rewrite(traced.graph, RULES, device="cuda")
     program = separate_outputs(lower(traced.graph, written_inside(traced), device="cuda").program)
     device = gpu_of(torch.cuda.current_device())
+    if not table:
+        costs = replace(device.costs, group=Group(tree=TREE, members=TREE))
+        device = replace(device, target=replace(device.target, costs=costs))
     return scheduled(prepared(program, device), current(), device)
 
 
@@ -92,13 +95,7 @@ def configurations(one: TritonKernel, table: bool) -> Iterator[TritonKernel]:
 
 
 def trials(plan: Plan, gpu: int, table: bool) -> list[Trial]:
-    few, most = horizontal.FEW, triton_unit.MEMBERS
-    if not table:
-        horizontal.FEW = triton_unit.MEMBERS = TREE
-    try:
-        found = [trial for _, trial in trials_of(plan, render_triton(plan, capability=gpu))]
-    finally:
-        horizontal.FEW, triton_unit.MEMBERS = few, most
+    found = [trial for _, trial in trials_of(plan, render_triton(plan, capability=gpu))]
     for reason in {w for w in found if isinstance(w, str)}:
         console.print(f"not measured: {reason}")
     if not found:
@@ -122,10 +119,9 @@ def main(
         if only and not any(part in name for part in only.split(",")):
             continue
         moved = 28 * sum(torch.Size(s).numel() for s in shapes)
-        plan = planned(adamw, shapes, gpu)
         torch.cuda.empty_cache()
         for table in (True, False):
-            found = trials(plan, gpu, table)
+            found = trials(planned(adamw, shapes, table), gpu, table)
             print(f"{name}, {'table' if table else 'tree'}: {[len(w.group.kernels) if w.group else 1 for w in found]}")
             totals: dict[tuple[int, int, int], float] = {}
             for trial in found[: None if table else 1]:  # trees: a group stands for all of as many members

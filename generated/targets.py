@@ -31,6 +31,12 @@ class CpuBudgets:
     """Points on the side of a tile that is read across memory, at most: a half or a quarter of them where its arrays have no room."""
     column: int
     """Neighbours of which the sums of columns are held at once."""
+    sums: int
+    """Vectors of sums of columns that stay in registers."""
+    near: int
+    """Points of the loops inside of a loop over lanes, at most: they are unrolled."""
+    inner: int
+    """Steps of a reduction inside of a loop over lanes, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,12 @@ class CpuCosts:
     """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
     in_phase: int
     """A value of this cost or less is computed again in a later phase of its kernel."""
+    often: int
+    """Readings of each element of a value from which on it counts as read often."""
+    cached: int
+    """Bytes, at most, that such a value may be computed from by each of its readers, because they come out of a cache."""
+    factor: int
+    """Readings of each element of a factor of a matrix product, at most, of which each converts it anew."""
     allocation: int
     """Bytes of a value from which on to allocate its memory takes little time beside writing it."""
 
@@ -65,6 +77,8 @@ class GpuLimits:
     """Threads of a warp."""
     warps: int
     """Of a program, at most."""
+    register: int
+    """Bytes of a register."""
     vector: int
     """Bytes that a thread loads or stores at once at most, at an address that is a multiple of them."""
     sector: int
@@ -95,6 +109,10 @@ class GpuBudgets:
     """Elements of a column that are a tile in any case, with a few steps for each thread."""
     edge: int
     """Points on the side of a tile that is transposed, at most."""
+    least_edge: int
+    """Points on the side of a tile that is transposed, at least: else it is read across memory."""
+    in_flight: int
+    """Rows whose place is data and whose loads are in flight together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,16 @@ class Cooperative:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """How kernels of equal text run as one."""
+
+    tree: int
+    """Members, at most, of which a program finds its own by comparisons; of more it reads a table."""
+    members: int
+    """Of a group, at most: each program loads a number of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuCosts:
     """What work is worth: arithmetic in additions, other things in the unit of their key; the head of targets.yaml explains the keys."""
 
@@ -137,6 +165,12 @@ class GpuCosts:
     """A value of this cost or less is computed by each reader where that moves fewer bytes than to store and read it."""
     in_phase: int
     """A value of this cost or less is computed again in a later phase of its kernel."""
+    often: int
+    """Readings of each element of a value from which on it counts as read often."""
+    cached: int
+    """Bytes, at most, that such a value may be computed from by each of its readers, because they come out of a cache."""
+    factor: int
+    """Readings of each element of a factor of a matrix product, at most, of which each converts it anew."""
     elsewhere: int
     """A value of this cost or less is computed again at points where other programs have it."""
     programs: int
@@ -163,6 +197,8 @@ class GpuCosts:
     """When a long reduction is cut into parts, and into how many."""
     cooperative: Cooperative
     """When several programs share a row, and wait for each other."""
+    group: Group
+    """How kernels of equal text run as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +247,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "x86_64",
         frozenset(["abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
-        CpuCosts(recompute=0, in_phase=8, allocation=16384),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256, sums=8, near=4, inner=64),
+        CpuCosts(recompute=0, in_phase=8, often=8, cached=131072, factor=128, allocation=16384),
     ),
     # spec: avx512
     "avx512": CpuTarget(
@@ -238,8 +274,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
             ]
         ),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
-        CpuCosts(recompute=0, in_phase=8, allocation=16384),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256, sums=8, near=4, inner=64),
+        CpuCosts(recompute=0, in_phase=8, often=8, cached=131072, factor=128, allocation=16384),
     ),
     # spec: neon
     "neon": CpuTarget(
@@ -250,8 +286,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "arm64",
         frozenset([]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
-        CpuCosts(recompute=0, in_phase=8, allocation=16384),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256, sums=8, near=4, inner=64),
+        CpuCosts(recompute=0, in_phase=8, often=8, cached=131072, factor=128, allocation=16384),
     ),
     # spec: scalar
     "scalar": CpuTarget(
@@ -262,8 +298,8 @@ CPU_TARGETS: dict[str, CpuTarget] = {
         "any",
         frozenset([]),
         CpuLimits(line=64),
-        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256),
-        CpuCosts(recompute=0, in_phase=8, allocation=16384),
+        CpuBudgets(tile=32768, scratch=262144, strips=262144, edge=64, column=256, sums=8, near=4, inner=64),
+        CpuCosts(recompute=0, in_phase=8, often=8, cached=131072, factor=128, allocation=16384),
     ),
 }
 
@@ -273,13 +309,27 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_70",
         70,
         frozenset([]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
+            tile=32768,
+            scratch=262144,
+            row=16384,
+            column=256,
+            accumulated_row=8192,
+            head=256,
+            short_column=64,
+            edge=64,
+            least_edge=8,
+            in_flight=8,
         ),
         GpuCosts(
             recompute=64,
             in_phase=8,
+            often=8,
+            cached=131072,
+            factor=128,
             elsewhere=32,
             programs=8,
             share=4,
@@ -293,6 +343,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
             cooperative=Cooperative(steps=1024, points=131072),
+            group=Group(tree=8, members=512),
         ),
     ),
     # spec: sm_80
@@ -300,13 +351,27 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_80",
         80,
         frozenset(["tf32", "bfloat16"]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
+            tile=32768,
+            scratch=262144,
+            row=16384,
+            column=256,
+            accumulated_row=8192,
+            head=256,
+            short_column=64,
+            edge=64,
+            least_edge=8,
+            in_flight=8,
         ),
         GpuCosts(
             recompute=64,
             in_phase=8,
+            often=8,
+            cached=131072,
+            factor=128,
             elsewhere=32,
             programs=8,
             share=4,
@@ -320,6 +385,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
             cooperative=Cooperative(steps=1024, points=131072),
+            group=Group(tree=8, members=512),
         ),
     ),
     # spec: sm_90
@@ -327,13 +393,27 @@ GPU_TARGETS: dict[str, GpuTarget] = {
         "sm_90",
         90,
         frozenset(["tf32", "bfloat16"]),
-        GpuLimits(line=128, warp=32, warps=32, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)),
+        GpuLimits(
+            line=128, warp=32, warps=32, register=4, vector=16, sector=32, arguments=4096, mma=Mma(edge=16, steps=32)
+        ),
         GpuBudgets(
-            tile=32768, scratch=262144, row=16384, column=256, accumulated_row=8192, head=256, short_column=64, edge=64
+            tile=32768,
+            scratch=262144,
+            row=16384,
+            column=256,
+            accumulated_row=8192,
+            head=256,
+            short_column=64,
+            edge=64,
+            least_edge=8,
+            in_flight=8,
         ),
         GpuCosts(
             recompute=64,
             in_phase=8,
+            often=8,
+            cached=131072,
+            factor=128,
             elsewhere=32,
             programs=8,
             share=4,
@@ -347,6 +427,7 @@ GPU_TARGETS: dict[str, GpuTarget] = {
             idle=32768,
             split=Split(values=131072, cost=16, row=2048, column=64, rows=4, elements=1024, parts=16384, columns=64),
             cooperative=Cooperative(steps=1024, points=131072),
+            group=Group(tree=8, members=512),
         ),
         (
             Measured("NVIDIA H200", 4230),

@@ -87,6 +87,8 @@ class RoutineSizes:
     """Elements of a block that has them, at most."""
     programs: int
     """That there should be, if there are rows enough."""
+    narrow: int
+    """Elements of a block, below which it has one warp, else four."""
     wide: int
     """Elements of a block, from which on it has eight warps."""
 
@@ -225,7 +227,7 @@ TUNING: dict[int, Tuning] = {
             num_stages=4,
         ),
         AttentionSizes(rows=128, num_stages=3, looked_at=1024),
-        RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, wide=2048),
+        RoutineSizes(elements=1024, across=16, most_across=4096, programs=512, narrow=128, wide=2048),
         (
             Block(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=3),
             Block(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4),

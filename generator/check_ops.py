@@ -6,21 +6,21 @@ Rules of the language are in `docs/spec-language.md`; the keys of each kind are 
 from __future__ import annotations
 
 import ast
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from .check_overload import Overload
 from .diagnostics import Diagnostics, did_you_mean, one_of
 from .entry_overloads import op_names, overloads_of
+from .entry_texts import EntryTexts
 from .expr.constants import Known, check_constants
 from .expr.ops import Names, ScalarSig
-from .expr.parse import Text, parse_body, parse_expression
+from .expr.parse import parse_body, parse_expression
 from .expr.types import DTYPE_NAMES
-from .expr.walk import stored
 from .load import Document, Entry
 from .model import Model
 from .op_entries import WITHOUT_LOWERING, Lowering, OpEntry
-from .parts import OWN, Fill, Part, parts, values_of
+from .parts import OWN, Fill, Part, parts
 from .recursion import check_recursion
 from .requirements import Demands, calls, check_clauses, paths, requirements
 from .torch_schemas import TorchSchema
@@ -118,16 +118,7 @@ def _symbol(entry: Entry, schemas: tuple[TorchSchema, ...], names: Names, diags:
 
 
 # -- one entry ---------------------------------------------------------------------------------------------------------
-class Checker:
-    def __init__(self, entry: Entry, schemas: tuple[TorchSchema, ...], names: Names, diags: Diagnostics) -> None:
-        self.entry, self.schemas, self.names, self.diags = entry, schemas, names, diags
-        self.kind = str(entry.get("kind"))
-        self.trees: dict[tuple[str | int, ...], Any] = {}
-        self.sources: dict[tuple[str | int, ...], Text] = {}
-        self.values = values_of(entry)
-        self.filled: dict[tuple[str | int, ...], set[str]] = {}
-        """The expressions that name values, and which."""
-
+class Checker(EntryTexts):
     def run(self) -> OpEntry | None:
         """The entry, or None after mistakes that leave nothing to check."""
         entry, before = self.entry, len(self.diags.mistakes)
@@ -206,9 +197,6 @@ class Checker:
                 )
             found.append((schema.id, name))
         return tuple(found)
-
-    def error(self, path: tuple[str | int, ...], message: str) -> None:
-        self.diags.error(self.entry.pos(*path), message)
 
     def keys(self) -> bool:
         """Whether the keys are those of the kind."""
@@ -332,12 +320,6 @@ class Checker:
             self.filled[path] = fill.used
         return made
 
-    @cached_property
-    def stored(self) -> frozenset[str]:
-        """Every name that the expressions bind, once all are parsed."""
-        trees = [t for v in self.trees.values() if v for t in (v if isinstance(v, list) else [v])]
-        return frozenset(stored(*trees))
-
     def check_values(self) -> bool:
         """Whether the operator has the values that the others have, under names that mean nothing else."""
         if not isinstance(self.entry, Part):
@@ -374,19 +356,6 @@ class Checker:
         for place, test in (*tests, *calls(self.entry)):
             if fault := _fault_of_call(test):
                 self.error(place, f"expected the arguments of a call in Python: {fault}")
-
-    def text(self, path: tuple[str | int, ...], note: str = "") -> Text | None:
-        """The string at `path`; plain numbers and booleans count as their Python text."""
-        value: Any = self.entry.data
-        for part in path:
-            value = value[part]
-        if isinstance(value, list):
-            self.error(path, 'expected an expression; a list of expressions is written in quotes, as in "[n, 1]"')
-            return None
-        if isinstance(value, dict) or value is None:
-            self.error(path, "expected an expression")
-            return None
-        return Text(self.entry, path, value if isinstance(value, str) else repr(value), self.diags, note)
 
 
 @cache

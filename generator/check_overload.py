@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .diagnostics import did_you_mean
+from .entry_texts import EntryTexts
 from .expr.function import Function, Scope
 from .expr.infer import Inference
 from .expr.narrow import narrowed
@@ -13,11 +14,8 @@ from .expr.ops import argument_types, result_type
 from .expr.printer import As, print_expression
 from .expr.types import DTYPE, ELEM, INDEX, INT, TENSOR, Type, accepts, describe, join, list_of, optional, strip
 from .op_entries import Lowering, Section
-from .requirements import check_each, check_require
+from .requirements import clauses, paths
 from .torch_schemas import TorchSchema
-
-if TYPE_CHECKING:
-    from .check_ops import Checker
 
 WANTED: dict[str, Type] = {
     "shape": list_of(INDEX), "over": list_of(INDEX), "into": list_of(INDEX), "at": ELEM, "when": ELEM, "finish": ELEM, "dim": INT,
@@ -29,26 +27,26 @@ _ELEMS = ("expr", "at", "when", "finish", "with")
 class Overload:
     """Types the expressions of an entry for one overload."""
 
-    def __init__(self, checker: Checker, schema: TorchSchema) -> None:
-        self.checker, self.entry, self.schema = checker, checker.entry, schema
+    def __init__(self, texts: EntryTexts, schema: TorchSchema) -> None:
+        self.texts, self.entry, self.schema = texts, texts.entry, schema
         lets = [n for key in ("let", "with") for n in self.mapping(key)]
         arguments = frozenset(a.name for a in schema.args)
-        self.function = Function(checker.names, arguments, arguments | set(lets) | checker.stored)
+        self.function = Function(texts.names, arguments, arguments | set(lets) | texts.stored)
         self.made = Lowering(schema, self.function)
-        self.note = f" (in overload '{schema.overload}')" if len(checker.schemas) > 1 else ""
+        self.note = f" (in overload '{schema.overload}')" if len(texts.schemas) > 1 else ""
 
     def check(self) -> Lowering:
         """All expressions of the entry."""
-        entry, kind = self.entry, self.checker.kind
+        entry, kind = self.entry, self.texts.kind
         self.made.words = {k: str(entry[k]) for k in ("promote", "compute", "reduce", "scan") if k in entry}
         # Values stand in the trees already: their names are there for who misspells one.
-        scope: Scope = {**dict.fromkeys(self.checker.values, Type("any")), **argument_types(self.schema)}
-        scope = check_require(self, scope)
-        if ("native_if",) in self.checker.trees:
+        scope: Scope = {**dict.fromkeys(self.texts.values, Type("any")), **argument_types(self.schema)}
+        scope = self.require(scope)
+        if ("native_if",) in self.texts.trees:
             scope = self.condition(("native_if",), scope, self.made.sections)
-        check_each(self, scope)
+        self.require_each(scope)
         scope = self.assigned("let", scope, self.made.lets)
-        if ("raises",) in self.checker.trees:
+        if ("raises",) in self.texts.trees:
             section, _ = self.section(("raises",), scope, Type("str"))
             if section:
                 self.made.sections["raises"] = section
@@ -68,7 +66,7 @@ class Overload:
         return self.made
 
     def error(self, path: tuple[str | int, ...], message: str) -> None:
-        self.checker.error(path, message + self.note)
+        self.texts.error(path, message + self.note)
 
     def mapping(self, key: str) -> dict[str, Any]:
         """The names under `let` or `with`; none when that is no mapping (which was reported)."""
@@ -90,8 +88,8 @@ class Overload:
         self, path: tuple[str | int, ...], scope: Scope, want: Type | None = None, fixed: dict[str, str] | None = None
     ) -> tuple[Section | None, Type]:
         """Check one expression; its type is `any` when it did not even parse."""
-        tree = self.checker.trees.get(path)
-        source = self.checker.text(path, self.note) if tree is not None else None
+        tree = self.texts.trees.get(path)
+        source = self.texts.text(path, self.note) if tree is not None else None
         if tree is None or source is None:
             return None, Type("any")
         resolved: dict[ast.AST, As] = {}
@@ -104,16 +102,45 @@ class Overload:
         self, path: tuple[str | int, ...], scope: Scope, into: dict[str, Section], fixed: dict[str, str] | None = None
     ) -> Scope:
         """Check a condition; the scope where it holds."""
-        tree = self.checker.trees.get(path)
-        source = self.checker.text(path, self.note) if tree is not None else None
+        tree = self.texts.trees.get(path)
+        source = self.texts.text(path, self.note) if tree is not None else None
         if tree is None or source is None:
             return scope
         resolved: dict[ast.AST, As] = {}
         check = Inference(source, self.function, resolved, fixed=fixed)
         check.condition(tree, scope)
-        text = print_expression(tree) if path in self.checker.filled else " ".join(source.text.split())
+        text = print_expression(tree) if path in self.texts.filled else " ".join(source.text.split())
         into[str(path[-1])] = Section(tree, resolved, text)
         return narrowed(tree, scope, True)
+
+    def require(self, scope: Scope) -> Scope:
+        """Type the conditions that are decided while lowering; the scope where they hold."""
+        for path in paths(self.entry):
+            if path[2] != "that":
+                continue
+            found: dict[str, Section] = {}
+            scope = self.condition(path, scope, found)
+            self.made.required += found.values()
+        return scope
+
+    def require_each(self, scope: Scope) -> None:
+        """Type the conditions of elements, by the arguments that have them."""
+        fixed = {"value": self.function.local("value")}
+        for path in paths(self.entry):
+            if path[2] != "each":
+                continue
+            name, clause = str(path[3]), clauses(self.entry)[int(path[1])]
+            if name not in {a.name for a in self.schema.args}:
+                arguments = [a.name for a in self.schema.args if a.type.rstrip("?") == "Tensor"]
+                self.error(path[:3], f"'{self.schema.id}' has no argument '{name}'{did_you_mean(name, arguments)}")
+            elif strip(scope[name]).kind != "tensor":
+                self.error(path[:3], f"'{name}' is {describe(scope[name])}: 'each' is of the elements of a tensor")
+            # Where the argument is None nothing is asked.
+            given = {name: strip(scope[name])} if name in scope else {}
+            section, _ = self.section(path, {**scope, **given, "value": ELEM}, ELEM, fixed)
+            if section is not None:
+                printed = self.function.printed(name)
+                self.made.each.append((printed, section, str(clause["raises"]), str(clause["says"])))
 
     # -- kinds ---------------------------------------------------------------------------------------------------------
     def pointwise(self, scope: Scope) -> None:
@@ -127,7 +154,7 @@ class Overload:
         fixed = {"common": f"{self.function.local('p')}.common"} if "common" not in scope else {}
         inner = {**scope, **{n: optional(ELEM) if scope[n].kind == "optional" else ELEM for n in operands}}
         inner.setdefault("common", DTYPE)
-        if ("dtype",) in self.checker.trees:
+        if ("dtype",) in self.texts.trees:
             section, _ = self.section(("dtype",), {**scope, "common": DTYPE}, DTYPE, fixed)
             if section:
                 self.made.sections["dtype"] = section
@@ -140,7 +167,7 @@ class Overload:
         for k in range(len(cases)):
             found: dict[str, Section] = {}
             where: Scope = inner
-            tree = self.checker.trees.get(("expr", k, "if"))
+            tree = self.texts.trees.get(("expr", k, "if"))
             if tree is not None:
                 where = self.condition(("expr", k, "if"), inner, found, fixed)
             section, _ = self.section(("expr", k, "is"), where, ELEM, fixed)
@@ -167,7 +194,7 @@ class Overload:
 
     def default_operands(self, scope: Scope) -> list[str]:
         """Tensors, and the scalars that are tensors in a sibling overload."""
-        also = {a.name for s in self.checker.schemas for a in s.args if a.type.rstrip("?") == "Tensor"}
+        also = {a.name for s in self.texts.schemas for a in s.args if a.type.rstrip("?") == "Tensor"}
         return [
             a.name for a in self.schema.args
             if strip(scope[a.name]).kind == "tensor" or (a.name in also and strip(scope[a.name]).kind == "number")
@@ -175,7 +202,7 @@ class Overload:
 
     def define(self, scope: Scope) -> None:
         """Every kind that defines elements at coordinates."""
-        kind, entry = self.checker.kind, self.entry
+        kind, entry = self.texts.kind, self.entry
         coords = list_of(INDEX)
         fixed = {n: self.function.local(n) for n in ("i", "r", "out", "value")}
         inner: dict[str, Type] = dict(scope)
@@ -195,13 +222,13 @@ class Overload:
                 )
             shaped = {} if kind == "scatter" else {"out": coords}
             self.keep("finish", {**scope, **shaped, "i": coords, "value": ELEM}, fixed)
-        if ("mode",) in self.checker.trees:
+        if ("mode",) in self.texts.trees:
             section, _ = self.section(("mode",), scope, Type("str"))
             if section:
                 self.made.sections["mode"] = section
 
     def keep(self, key: str, scope: Scope, fixed: dict[str, str]) -> None:
-        if (key,) in self.checker.trees:
+        if (key,) in self.texts.trees:
             section, _ = self.section((key,), scope, WANTED[key], fixed)
             if section:
                 self.made.sections[key] = section
@@ -209,8 +236,8 @@ class Overload:
     # -- composite -----------------------------------------------------------------------------------------------------
     def body(self, scope: Scope) -> None:
         """The statements; every path must return what torch's schema returns."""
-        tree = self.checker.trees.get(("body",))
-        source = self.checker.text(("body",), self.note) if tree else None
+        tree = self.texts.trees.get(("body",))
+        source = self.texts.text(("body",), self.note) if tree else None
         if not tree or source is None:
             return
         resolved: dict[ast.AST, As] = {}

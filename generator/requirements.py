@@ -1,4 +1,4 @@
-"""`require`: what a call must fulfil, else eager raises. Checks the clauses of an entry and types them for one of its overloads.
+"""`require`: what a call must fulfil, else eager raises. Checks the clauses of an entry; `check_overload.py` types them.
 
 A clause is a condition that is decided while lowering (`that`), one of every element of an argument (`each`), or the name of one that the body
 states (`demanded`). Each has calls that break it (`bad`), which become tests.
@@ -9,17 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .diagnostics import did_you_mean, one_of
-from .expr.function import Scope
-from .expr.types import ELEM, describe, strip
+from .entry_texts import EntryTexts
 from .load import Entry
-from .op_entries import Requirement, Section
-
-if TYPE_CHECKING:
-    from .check_ops import Checker
-    from .check_overload import Overload
+from .op_entries import Requirement
 
 KEY = "require"
 DEVICE = "is_on_gpu"
@@ -64,28 +59,28 @@ def requirements(entry: Entry) -> tuple[Requirement, ...]:
 class Demands(ast.NodeTransformer):
     """Puts the type and the text of a clause into the calls `demanded(t, holds, clause)` of a body, and reports those that name none."""
 
-    checker: Checker
+    texts: EntryTexts
     path: Path
 
     def __post_init__(self) -> None:
-        named = [c for c in clauses(self.checker.entry) if "demanded" in c]
+        named = [c for c in clauses(self.texts.entry) if "demanded" in c]
         self.named = {str(c["demanded"]): c for c in named}
         self.met: set[str] = set()
 
     def fill(self, tree: list[ast.stmt]) -> list[ast.stmt]:
         """The statements with the clauses in them."""
-        asks = "demanded" in self.checker.sources[self.path].text
+        asks = "demanded" in self.texts.sources[self.path].text
         made = [self.visit(statement) for statement in tree] if asks else tree
-        for k, clause in enumerate(clauses(self.checker.entry)):
+        for k, clause in enumerate(clauses(self.texts.entry)):
             if self.named.get(str(clause.get("demanded"))) is clause and clause["demanded"] not in self.met:
-                self.checker.error((KEY, k, "demanded"), f"the body demands no '{clause['demanded']}'")
+                self.texts.error((KEY, k, "demanded"), f"the body demands no '{clause['demanded']}'")
         return made
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         if not (isinstance(node.func, ast.Name) and node.func.id == "demanded"):
             return node
-        source = self.checker.text(self.path)
+        source = self.texts.text(self.path)
         assert source is not None
         name = node.args[2] if len(node.args) == 3 else None
         clause: Mapping[str, Any] = {}
@@ -103,47 +98,16 @@ class Demands(ast.NodeTransformer):
         return node
 
 
-def check_clauses(checker: Checker) -> None:
+def check_clauses(texts: EntryTexts) -> None:
     """Refuse clauses that no kind of entry has use for, and those without a call that breaks them."""
     names: set[str] = set()
-    for k, clause in enumerate(clauses(checker.entry)):
+    for k, clause in enumerate(clauses(texts.entry)):
         if "demanded" in clause:
             name = str(clause["demanded"])
-            if checker.kind != "composite":
-                checker.error((KEY, k, "demanded"), "only the body of kind 'composite' demands something by name")
+            if texts.kind != "composite":
+                texts.error((KEY, k, "demanded"), "only the body of kind 'composite' demands something by name")
             if name in names:
-                checker.error((KEY, k, "demanded"), f"two clauses are called '{name}'")
+                texts.error((KEY, k, "demanded"), f"two clauses are called '{name}'")
             names.add(name)
         if not clause.get("bad") and DEVICE not in str(clause.get("that")):
-            checker.error((KEY, k), "missing key 'bad': calls that break the clause, which become tests")
-
-
-def check_require(made: Overload, scope: Scope) -> Scope:
-    """Type the conditions that are decided while lowering; the scope where they hold."""
-    for path in paths(made.entry):
-        if path[2] != "that":
-            continue
-        found: dict[str, Section] = {}
-        scope = made.condition(path, scope, found)
-        made.made.required += found.values()
-    return scope
-
-
-def check_each(made: Overload, scope: Scope) -> None:
-    """Type the conditions of elements, by the arguments that have them."""
-    fixed = {"value": made.function.local("value")}
-    for path in paths(made.entry):
-        if path[2] != "each":
-            continue
-        name, clause = str(path[3]), clauses(made.entry)[int(path[1])]
-        if name not in {a.name for a in made.schema.args}:
-            arguments = [a.name for a in made.schema.args if a.type.rstrip("?") == "Tensor"]
-            made.error(path[:3], f"'{made.schema.id}' has no argument '{name}'{did_you_mean(name, arguments)}")
-        elif strip(scope[name]).kind != "tensor":
-            made.error(path[:3], f"'{name}' is {describe(scope[name])}: 'each' is of the elements of a tensor")
-        # Where the argument is None nothing is asked.
-        given = {name: strip(scope[name])} if name in scope else {}
-        section, _ = made.section(path, {**scope, **given, "value": ELEM}, ELEM, fixed)
-        if section is not None:
-            printed = made.function.printed(name)
-            made.made.each.append((printed, section, str(clause["raises"]), str(clause["says"])))
+            texts.error((KEY, k), "missing key 'bad': calls that break the clause, which become tests")

@@ -115,8 +115,10 @@ class SchemaFile:
             yield Fault(path, f"{_where(path)} must be '{schema['const']}', found {_found(value)}")
         if "enum" in schema and not any(value == e and type(value) is type(e) for e in schema["enum"]):
             names = [str(e) for e in schema["enum"]]
-            hint = did_you_mean(value, names)
-            yield Fault(path, f"{_where(path)} must be {one_of(names)}, found {_found(value)}{hint}")
+            words = any(isinstance(e, str) for e in schema["enum"])
+            wanted = one_of(names) if words else one_of(names).replace("'", "")
+            hint = did_you_mean(value, names) if words else ""
+            yield Fault(path, f"{_where(path)} must be {wanted}, found {_found(value)}{hint}")
         if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
             wanted = schema.get("title") or f"text that matches {schema['pattern']}"
             yield Fault(path, f"{_where(path)} needs {wanted}, found {_found(value)}")

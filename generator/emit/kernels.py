@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..check import schema_of
 from ..model import Model
 from ..render import environment, header, literal
 
@@ -39,6 +40,7 @@ def emit(model: Model) -> dict[str, str]:
         "scalars": scalars.scalars,
         # Wider vectors first: a compiler that has them defines the macros of the narrower ones too.
         "targets": sorted(guarded.values(), key=lambda t: -t["lanes"]),
+        "vector_lanes": schema_of("targets").definition("cpu")["properties"]["lanes"]["enum"],
         "portable": next(t for t in targets.cpu.values() if not t["guard"]),
         "max_threads": MAX_THREADS,
         "polynomials": {e.id: e.data for e in model.entries("polynomials")},

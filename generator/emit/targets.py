@@ -54,12 +54,9 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> TargetSet:
 
 
 def _check_lanes(entry: Entry, first: Entry, diags: Diagnostics) -> bool:
-    """Whether the vectors of a CPU target have a possible size, which is that of the first target with its guard."""
+    """Whether the vectors of a CPU target have the size of the first target with its guard."""
     lanes, guard = entry["lanes"], entry["guard"]
-    if lanes & (lanes - 1):
-        diags.error(entry.pos("lanes"), f"'lanes' must be a power of two, found {lanes}")
-        return False
-    if lanes == first["lanes"] or first["lanes"] & (first["lanes"] - 1):
+    if lanes == first["lanes"]:
         return True
     whose = f"with the guard '{guard}'" if guard else "without a guard"
     message = f"'lanes' must be {first['lanes']}, found {lanes}: all targets {whose} have vectors of one size"

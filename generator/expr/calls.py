@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ..diagnostics import did_you_mean
 from ..torch_schemas import TorchSchema
+from .checker import ExpressionChecker
 from .helpers import CONSTANTS, HELPERS, LAZY, Helper
 from .ops import ScalarSig, argument_types, result_type, suggestions
 from .parse import dotted
@@ -27,9 +27,6 @@ from .types import (
     list_of,
     substitute,
 )
-
-if TYPE_CHECKING:
-    from .infer import Inference
 
 _ON_TENSORS = frozenset(
     [
@@ -53,7 +50,7 @@ _ITERATING = frozenset(["list", "sum", "sorted", "all", "any"])
 """Helpers that go through their argument, so that an iterator will do."""
 
 
-def check_call(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> Type:
+def check_call(check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type]) -> Type:
     """The type of a call; records how it prints."""
     name = dotted(node.func)
     names = check.function.names
@@ -95,11 +92,11 @@ def _first(node: ast.Call) -> ast.expr:
     return a.value if isinstance(a, ast.Starred) else a
 
 
-def _any_elem(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> bool:
+def _any_elem(check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type]) -> bool:
     return any(check.peek(a, scope).kind == "elem" for a in node.args if not isinstance(a, ast.Starred))
 
 
-def arguments(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> list[tuple[ast.expr, Type, bool]]:
+def arguments(check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type]) -> list[tuple[ast.expr, Type, bool]]:
     """Positional arguments: node, type (of one item when unpacked), whether unpacked."""
     out: list[tuple[ast.expr, Type, bool]] = []
     for a in node.args:
@@ -110,7 +107,7 @@ def arguments(check: Inference, node: ast.Call, scope: Mapping[str, Type]) -> li
     return out
 
 
-def _helper(check: Inference, node: ast.Call, scope: Mapping[str, Type], helper: Helper) -> Type:
+def _helper(check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type], helper: Helper) -> Type:
     name = helper.name
     given = arguments(check, node, scope)
     _print_helper(check, node, helper)
@@ -141,7 +138,7 @@ def _helper(check: Inference, node: ast.Call, scope: Mapping[str, Type], helper:
     return f_result
 
 
-def _print_helper(check: Inference, node: ast.Call, helper: Helper) -> None:
+def _print_helper(check: ExpressionChecker, node: ast.Call, helper: Helper) -> None:
     f, name = check.function, helper.name
     if helper.origin == "builder":
         check.resolved[node] = As(f"{f.local('b')}.{name}")
@@ -154,7 +151,7 @@ def _print_helper(check: Inference, node: ast.Call, helper: Helper) -> None:
             check.resolved[node] = As(name, wrap="" if node in check.iterated else "list")
 
 
-def _scalar(check: Inference, node: ast.Call, scope: Mapping[str, Type], sig: ScalarSig) -> Type:
+def _scalar(check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type], sig: ScalarSig) -> Type:
     given = arguments(check, node, scope)
     for keyword in node.keywords:
         check.error(keyword.value, f"the scalar '{sig.name}' takes no keyword arguments")
@@ -176,7 +173,9 @@ def _count(least: int, most: int, many: bool) -> str:
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-def _op(check: Inference, node: ast.Call, scope: Mapping[str, Type], name: str, candidates: list[TorchSchema]) -> Type:
+def _op(
+    check: ExpressionChecker, node: ast.Call, scope: Mapping[str, Type], name: str, candidates: list[TorchSchema]
+) -> Type:
     names = check.function.names
     given = arguments(check, node, scope)
     keywords = [(k.arg or "", k.value, check.infer(k.value, scope)) for k in node.keywords]
@@ -211,7 +210,7 @@ Fault = tuple[ast.expr | None, str]
 
 
 def _misfit(
-    check: Inference,
+    check: ExpressionChecker,
     schema: TorchSchema,
     given: list[tuple[ast.expr, Type, bool]],
     keywords: list[tuple[str, ast.expr, Type]],
@@ -246,7 +245,9 @@ def _misfit(
     return [(None, f"argument '{missing[0]}' is missing")] if missing and not unpacked else []
 
 
-def _unfit(check: Inference, node: ast.expr, have: Type, want: Type, name: str, schema: TorchSchema) -> Fault | None:
+def _unfit(
+    check: ExpressionChecker, node: ast.expr, have: Type, want: Type, name: str, schema: TorchSchema
+) -> Fault | None:
     if accepts(want, have):
         return None
     if have == STR and isinstance(node, ast.Constant) and node.value in DTYPE_NAMES and accepts(want, DTYPE):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from ..diagnostics import Mistake, did_you_mean
-from .function import Function, Scope
+from ..diagnostics import did_you_mean
+from .calls import check_call
+from .checker import ExpressionChecker
+from .function import Scope
 from .helpers import COMPARISONS, CONSTANTS, HELPERS
 from .narrow import narrowed
 from .ops import VERBATIM, suggestions
-from .parse import Text
 from .printer import As, symbol_of
 from .types import (
     ANY,
     BOOL,
     DTYPE,
-    DTYPE_NAMES,
     ELEM,
     INDEX,
     INT,
@@ -25,7 +25,6 @@ from .types import (
     STR,
     TENSOR,
     Type,
-    accepts,
     describe,
     item_of,
     join,
@@ -35,22 +34,8 @@ from .types import (
 )  # fmt: skip
 
 
-class Inference:
-    """Checks the expressions of one text. `elems`: scalars take precedence (in `expr`, `at`, …). `fixed`: how special names print."""
-
-    def __init__(
-        self,
-        source: Text,
-        function: Function,
-        resolved: dict[ast.AST, As],
-        *,
-        elems: bool = False,
-        fixed: Mapping[str, str] | None = None,
-    ) -> None:
-        self.source, self.function, self.resolved, self.elems = source, function, resolved, elems
-        self.fixed = fixed or {}
-        self.iterated: set[ast.AST] = set()
-        self.seen: dict[ast.AST, tuple[Type, list[Mistake]]] = {}
+class Inference(ExpressionChecker):
+    """The types of all kinds of expressions."""
 
     # -- entry points --------------------------------------------------------------------------------------------------
     def expect(self, node: ast.expr, scope: Scope, want: Type) -> Type:
@@ -59,28 +44,6 @@ class Inference:
         self.require(node, have, want)
         return have
 
-    def require(self, node: ast.expr, have: Type, want: Type, what: str = "") -> bool:
-        """Record a mistake unless `have` may stand for `want`."""
-        if want.kind == "dtype" and have.kind == "str" and isinstance(node, ast.Constant):
-            name = str(node.value)
-            if name in DTYPE_NAMES:
-                return True
-            self.error(node, f"{what}expected a dtype, found '{name}'{did_you_mean(name, DTYPE_NAMES)}")
-            return False
-        if (
-            want.kind in ("optional", "union")
-            and have.kind == "str"
-            and isinstance(node, ast.Constant)
-            and node.value in DTYPE_NAMES
-        ):
-            have = DTYPE
-        if accepts(want, have):
-            return True
-        self.error(
-            node, f"{what}expected {describe(want)}, found {describe(have)} '{self.source.of(node)}'{_hint(want, have)}"
-        )
-        return False
-
     def condition(self, node: ast.expr, scope: Scope) -> None:
         """`node` decides something while lowering: a Python truth value."""
         have = self.infer(node, scope)
@@ -88,10 +51,6 @@ class Inference:
             self.error(node, f"'{self.source.of(node)}' differs per element: choose with where(cond, a, b)")
         elif have.kind in ("tensor", "index", "number"):
             self.error(node, f"expected a bool, found {describe(have)} '{self.source.of(node)}'")
-
-    def error(self, node: ast.AST, message: str) -> Type:
-        self.source.error(node, message)
-        return ANY
 
     # -- expressions ---------------------------------------------------------------------------------------------------
     def infer(self, node: ast.expr, scope: Scope) -> Type:
@@ -190,14 +149,6 @@ class Inference:
                 else found
             )
         return self.bind(target, item)
-
-    def peek(self, node: ast.expr, scope: Scope) -> Type:
-        """The type of something checked already."""
-        before, failed = len(self.source.diags.mistakes), self.source.failed
-        t = self.infer(node, scope)
-        del self.source.diags.mistakes[before:]
-        self.source.failed = failed
-        return t
 
     def bind(self, target: ast.expr, t: Type) -> dict[str, Type]:
         """Names of an assignment's target with their types."""
@@ -404,18 +355,4 @@ class Inference:
         return self.error(node, "a slice stands in the subscript of a list")
 
     def _call(self, node: ast.Call, scope: Scope) -> Type:
-        from .calls import check_call
-
         return check_call(self, node, scope)
-
-
-def _hint(want: Type, have: Type) -> str:
-    if have.kind == "optional" and accepts(want, have.item):
-        return ": it may be None, test it with 'is None' first"
-    if want.kind == "int" and have.kind == "index":
-        return ": use known(...)"
-    if want.kind == "index" and have.kind == "elem":
-        return ": use index_of(elem, n)"
-    if want.kind == "elem" and have.kind == "tensor":
-        return ": read it at coordinates, as in x[*i]"
-    return ""

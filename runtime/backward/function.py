@@ -40,7 +40,7 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `forward` is the compiled forward;
     `variants` has the programs of its backward `spec`.
     """
-    over = over_saved(variants.over_saved, spec.into, spec.scaled) if spec.into else None
+    over = over_saved(variants.over_saved, variants.program, spec.into, spec.scaled) if spec.into else None
     traced_graphs = TracedGraphs(spec)
     names = Names()
     source = emit_function(spec, names)
@@ -58,7 +58,6 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "is_zerotensor": is_zerotensor,
         "is_grad_enabled": torch.is_grad_enabled,
         "nothing": torch.empty(0),
-        "over_program": variants.over_saved,
         "over_saved": over,
         "scaled": over,
         "redirected": redirected,
@@ -69,7 +68,7 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "with_strides": with_strides,
         "traced_given": _described_inputs(spec),
         "traced_graphs": traced_graphs,
-        "traced_name": torch.compiler.assume_constant_result(lambda missing: traced_graphs.name_of(missing)),
+        "traced_name": torch.compiler.assume_constant_result(lambda undefined: traced_graphs.name_of(undefined)),
         "Tensor": torch.Tensor,
         "math": math,
         "coerced": coerced,

@@ -126,13 +126,16 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     # All that may raise does before what is saved is given up: the backward can then be asked for again.
     lines += _dense_tangents(spec, values)
     undefined = "undefined" if spec.partial else ""
-    lines.append(f"backward_graph = by_eager_kernels({undefined or 0}) if sparse else program({undefined})")
-    if spec.into and not spec.scaled:
-        lines += ["if not sparse:", "    over_program()"]
-    lines += [*_arguments(spec), *_strided_tangents(spec)]
-    call = "backward_graph(arguments)"
-    over = f"None if sparse else {_over(spec)}(arguments)"
-    lines.append(f"out = ({over}) or {call}" if spec.into else f"out = {call}")
+    program = f"{_over(spec)}(arguments, ctx.hooked is not None)" if spec.into else f"program({undefined})"
+    compiled = f"backward_graph = by_eager_kernels({undefined or 0}) if sparse else {program}"
+    given_up = (
+        ["ctx.maybe_clear_saved_tensors()"] if spec.gradients.once or any(s.is_tensor for s in spec.saved) else []
+    )
+    if spec.into:
+        lines += [*_arguments(spec), *_strided_tangents(spec), compiled, *given_up]
+    else:
+        lines += [compiled, *_arguments(spec), *given_up, *_strided_tangents(spec)]
+    lines.append("out = backward_graph(arguments)")
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
     for g in spec.gradients.wrapped_gradients:
@@ -150,11 +153,11 @@ def _traced(spec: CompiledBackward) -> list[str]:
     """The backward for Dynamo. Whether a gradient is None is known when it is traced."""
     gradients = [f"g{k}" for k in range(spec.results)]
     taken = range(spec.arguments)
-    lines = ["missing = 0"]
+    lines = ["undefined = 0"]
     for n, k in enumerate(spec.gradients.tangents):
-        lines += [f"if g{k} is None:", f"    missing |= {1 << n}"]
+        lines += [f"if g{k} is None:", f"    undefined |= {1 << n}"]
     lines += [
-        f"if missing == {spec.every_tangent}:",
+        f"if undefined == {spec.every_tangent}:",
         f"    return {_redirected(_tuple(['None'] * len(taken)), spec)}",
         "saved, sizes = ctx.saved_tensors, " + ("ctx.sizes" if any(not s.is_tensor for s in spec.saved) else "()"),
         "saved = as_traced(saved, ctx.hooked, traced_given)" if any(s.is_tensor for s in spec.saved) else "saved = ()",
@@ -164,7 +167,7 @@ def _traced(spec: CompiledBackward) -> list[str]:
     tensors_first = not spec.saved or spec.saved[0].is_tensor
     saved = "*saved, *sizes" if tensors_first else "*sizes, *saved"
     tangents = "".join(f", g{k}" for k in spec.gradients.tangents)
-    lines.append(f"out = getattr(traced_graphs, traced_name(missing))({saved}{tangents})")
+    lines.append(f"out = getattr(traced_graphs, traced_name(undefined))({saved}{tangents})")
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
     lines.append(f"return {_redirected(_tuple(returned), spec)}")
@@ -177,14 +180,14 @@ def _traced(spec: CompiledBackward) -> list[str]:
 
 def _key(spec: CompiledBackward) -> list[str]:
     """What compiled autograd tells captured graphs apart by: this function, and sizes, which become symbols. It asks before each backward."""
-    missing = replace(spec, partial=False)  # which tangents are given is not known yet
+    whole = replace(spec, partial=False)  # which tangents are given is not known yet
     sizes = ", *ctx.sizes" if any(not s.is_tensor for s in spec.saved) else ""
     return [
         "    @staticmethod",
         "    def _compiled_autograd_key(ctx):",
         "        if is_grad_enabled():",
         "            refuse_double_backward()",
-        *(f"        {line}" for line in _checks(missing)),
+        *(f"        {line}" for line in _checks(whole)),
         f"        return (ctx._autograd_function_id{sizes or ','})",
     ]
 
@@ -218,8 +221,6 @@ def _arguments(spec: CompiledBackward) -> list[str]:
         otherwise = ["as_given(arguments, given)"] if any(s.expected for s in spec.saved) else []
         otherwise += ["as_given(arguments, ctx.given)"] if any(s.described_by_forward for s in spec.saved) else []
         lines += ["else:", *(f"    {line}" for line in otherwise)] if otherwise else []
-    if count or spec.gradients.once:
-        lines.append("ctx.maybe_clear_saved_tensors()")
     return lines
 
 

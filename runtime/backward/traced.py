@@ -16,11 +16,11 @@ class TracedGraphs:
     def __init__(self, backward: CompiledBackward) -> None:
         self._backward = backward
 
-    def name_of(self, missing: int) -> str:
-        """The attribute that has the graph for calls in which the tangents at the bits of `missing` are not given."""
-        name = f"missing_{missing}"
+    def name_of(self, undefined: int) -> str:
+        """The attribute that has the graph for calls in which the tangents at the bits of `undefined` are not given."""
+        name = f"undefined_{undefined}"
         if not hasattr(self, name):
-            graph = self._backward.variant(missing)
+            graph = self._backward.variant(undefined)
             setattr(self, name, fx.GraphModule(graph, graph.graph))  # one whose code exists already
         return name
 

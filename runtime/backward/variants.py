@@ -25,8 +25,7 @@ Compile = Callable[[fx.GraphModule, Mapping[int, int]], Boxed]
 class Variants:
     """The programs of a backward, by the tangents that are undefined. Threads may call it at once.
 
-    Where compiling raises, so does the backward of the user's program, before anything saved for it is given up; not so yet where `over_saved`
-    scales gradients: whether it is needed at all is known only afterwards.
+    Where compiling raises, so does the backward of the user's program, before anything saved for it is given up: it can be asked for again.
     """
 
     def __init__(self, backward: CompiledBackward, compile: Compile, *, strict: bool = False) -> None:
@@ -80,7 +79,7 @@ class Variants:
         if self._strict:
             raise UnsupportedError(reason)
         counters.count_fallback(f"UnsupportedError: {reason}")
-        return _SparseGradients(self._backward.variant(undefined)).boxed_run
+        return _by_interpreter(_SparseGradients, self._backward.variant(undefined))
 
 
 class _SparseGradients(fx.Interpreter):
@@ -92,9 +91,14 @@ class _SparseGradients(fx.Interpreter):
         return super().call_function(target, tuple(args), kwargs)
 
 
+def _by_interpreter(kind: type[fx.Interpreter], graph: fx.GraphModule) -> Boxed:
+    """Runs a graph by an interpreter of that kind: a new one for each call, because it holds the values of the call that runs."""
+    return lambda arguments: kind(graph).boxed_run(arguments)
+
+
 def interpreted(graph: fx.GraphModule, into: Mapping[int, int] = MappingProxyType({})) -> Boxed:
     """A backward by eager kernels, where it cannot be compiled; `into` as for `Compile`."""
-    run: Boxed = fx.Interpreter(graph).boxed_run
+    run = _by_interpreter(fx.Interpreter, graph)
     if not into:
         return run
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import BuildError
 from ...generated.languages import TRITON_LANGUAGE
+from ..machine import gpu_target
 from .ptx import with_halves_added_apart
 
 # Positions out of range end a kernel by an assertion, as eager's do; without `debug` Triton leaves assertions out. Numbers below the least normal
@@ -72,7 +73,7 @@ def compile_job(job: Job, folder: Path) -> Binary:
         constexprs=constants,
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(job.pointers))} if job.aligned else {},
     )
-    target = GPUTarget("cuda", job.capability, 32)
+    target = GPUTarget("cuda", job.capability, gpu_target(job.capability).limits.warp)
     options = (_OPTIONS_OF_PRODUCTS if "tp.dot(" in job.source else _OPTIONS) | {"num_warps": job.warps}
     try:
         made = triton.compile(source, target=target, options=options)

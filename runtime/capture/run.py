@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..torch_compat import skip_frame, unseen_by_dynamo
-from ..torch_compat.compiled_autograd import compile_context, dynamo_runs_captured, numbered
+from ..torch_compat.compiled_autograd import compile_context, dynamo_runs_captured, engine_as_seen, numbered
 from .calls import carried
 from .engine import capturing, state
 
@@ -79,13 +79,11 @@ class Engine:
 def _running() -> Iterator[list[Callable[[], None]]]:
     """A captured backward runs. Gives the list of what is queued for its end."""
     before, state.running = state.running, True
-    engine = torch.autograd.Variable._execution_engine
-    ours = Engine(engine)
-    torch.autograd.Variable._execution_engine = ours  # type: ignore[assignment]
     try:
-        yield ours.callbacks
+        with engine_as_seen(Engine) as ours:
+            yield ours.callbacks
     finally:
-        state.running, torch.autograd.Variable._execution_engine = before, engine
+        state.running = before
 
 
 def _refuse_nan(gradients: Collection[torch.Tensor | None]) -> None:

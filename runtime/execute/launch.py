@@ -18,7 +18,7 @@ from ..observe import counters
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from .aligned import Arguments, with_copies
 
-_INVALID_CONTEXT = 201
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _TOO_MUCH = 1, 701  # an attribute that a function cannot have, and too few resources for a launch
 _MAX_THREADS = 0  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
+from ..machine import gpu_target
 from ..torch_compat import cuda_stream, empty_strided_cuda
 from .launch import driver
 
 SEMAPHORES = 4096  # of a device: one for each recording, and for each stream
-STRIDE = 8  # 32-bit numbers, so that no two semaphores are in one sector of the cache
 RECORDINGS = 64  # whose semaphores are remembered: those that may still be going on
 
 _lock = threading.Lock()
@@ -31,11 +31,18 @@ def prepare(device: int) -> None:
     """Allocates a device's semaphores, unless it has some or a graph is being recorded (their memory would be the graph's)."""
     with _lock:
         if device not in _free and not torch.cuda.is_current_stream_capturing():
-            memory = torch.zeros(SEMAPHORES * STRIDE, dtype=torch.int32, device=torch.device("cuda", device))
+            apart = apart_on(device)
+            memory = torch.zeros(SEMAPHORES * apart, dtype=torch.int32, device=torch.device("cuda", device))
             torch.cuda.synchronize(device)  # other streams use them too
             start = memory.data_ptr()
             _memory.append(memory)
-            _free[device] = [start + 4 * STRIDE * k for k in reversed(range(SEMAPHORES))]
+            _free[device] = [start + 4 * apart * k for k in reversed(range(SEMAPHORES))]
+
+
+def apart_on(device: int) -> int:
+    """32-bit numbers from one semaphore to the next: two in one sector of memory would make kernels of two streams wait for each other."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return gpu_target(10 * major + minor).limits.sector // 4
 
 
 def with_semaphore(run: Callable[..., None], device: int, workspace: int = 0) -> Callable[..., None]:
@@ -43,6 +50,7 @@ def with_semaphore(run: Callable[..., None], device: int, workspace: int = 0) ->
     not 0, the address of so many bytes that only this launch uses.
     """
     prepare(device)
+    apart = apart_on(device)
 
     def launch(programs: int, *arguments: int) -> None:
         # Work of one stream runs in order: what is freed after the launch is not used again before the kernel is done.
@@ -53,7 +61,7 @@ def with_semaphore(run: Callable[..., None], device: int, workspace: int = 0) ->
             run(programs, *arguments, address, *last)
             return
         # None is left: one for this launch alone, set to 0 before it, on the same stream or in the same graph.
-        made = empty_strided_cuda((STRIDE,), (1,), torch.int32)
+        made = empty_strided_cuda((apart,), (1,), torch.int32)
         made.zero_()
         run(programs, *arguments, made.data_ptr(), *last)
 

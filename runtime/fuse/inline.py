@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..ir.nodes import Buffer, Extern, Nest, Node, Program, refs
 from ..ir.work import is_pointwise, is_view, node_cost, points_of
+from ..machine import Machine
 from .faults import checked_where_constant, may_fault, visits_all
 from .profitability import (
     PARTS,
@@ -22,23 +23,22 @@ from .profitability import (
 from .substitution import Inliner
 
 FEW = 64  # part of a value's elements that a reader computes for itself
-#: Readings of a factor of a matrix product for which it is computed once: by the rows, or the columns, of a block.
-BLOCK = 128
 
 
 def inline(
-    program: Program, costs: Callable[[str], float], recompute: float = 0, strided: Container[str] = ()
+    program: Program, costs: Callable[[str], float], machine: Machine, strided: Container[str] = ()
 ) -> tuple[list[Nest | Extern], Inliner]:
     """Return the items left, with substituted bodies, and the inliner (it knows the views that externs and outputs refer to).
 
-    recompute  a value of this cost or less is computed by each of its readers where that moves fewer bytes than storing and reading it.
-    strided    arguments of library calls with gaps or repeated elements: what such a view shows is stored, so that strides can express it.
+    costs    of an operation, by its name.
+    machine  it decides what work is worth.
+    strided  arguments of library calls with gaps or repeated elements: what such a view shows is stored, so that strides can express it.
     """
     items = eliminate_dead(program)
     roles = _Roles.of(program, items)
     views = Inliner(program.shapes())
     staged, based = _substitute_views(items, roles, views, strided)
-    return _ValueInliner(program, staged, roles, views, based, costs, recompute).run(), views
+    return _ValueInliner(program, staged, roles, views, based, costs, machine).run(), views
 
 
 def eliminate_dead(program: Program) -> list[Nest | Extern]:
@@ -128,16 +128,16 @@ class _ValueInliner:
         views: Inliner,
         based: set[str],
         costs: Callable[[str], float],
-        recompute: float,
+        machine: Machine,
     ) -> None:
         self.staged, self.roles, self.views = staged, roles, views
-        self.costs, self.recompute = costs, recompute
+        self.costs, self.machine = costs, machine
         self.uses, self.readers = _readers(staged)
         self.stored = {*views.bodies, *roles.pinned, *roles.extern_reads, *roles.scatter_bases, *based}
         self.computed_once = computed_once(staged, self.stored)
         self.held = Held(staged, self.uses)
         self.factors = factors_of_products(staged, self.readers, self.stored)
-        self.traffic = Traffic(program, {**self.readers, **self.factors}, views.bodies, staged)
+        self.traffic = Traffic(program, {**self.readers, **self.factors}, views.bodies, staged, machine)
         self.shapes = views.shapes
         self.faulty: dict[Node, bool] = {}
 
@@ -150,7 +150,7 @@ class _ValueInliner:
             if isinstance(item, Nest):
                 named = item.reads()  # and not what is substituted for that, which grows
                 item = values.apply(item)
-                if not self.recompute:
+                if not self.machine.costs.recompute:
                     item = _with_few(item, named, pointwise, self.shapes)
                 if self._is_substituted(item):
                     values.bodies[item.name] = item
@@ -171,20 +171,22 @@ class _ValueInliner:
             return False
         if self.held.waits_for_kernel(nest) or is_repeated(nest, readers, self.roles.extern_reads - self.roles.pinned):
             return False
-        return not (self.recompute and (self.traffic.widens(nest) or is_shared(nest, readers, self.views.bodies)))
+        return not (
+            self.machine.costs.recompute and (self.traffic.widens(nest) or is_shared(nest, readers, self.views.bodies))
+        )
 
     def _is_profitable(self, nest: Nest, readers: list[Nest]) -> bool:
         """Whether the readers, or the products that a value is a factor of, compute it at no loss."""
         products = self.factors.get(nest.name, [])
-        if any(more(points_of(c), points_of(nest) * BLOCK) for c in products):
+        if any(more(points_of(c), points_of(nest) * self.machine.costs.factor) for c in products):
             return False
         if nest.name in self.computed_once and nest.name not in self.factors:
             return True
         if loses_nothing(nest, self.uses.get(nest.name, 0), self.factors.get(nest.name, readers), self.costs):
             return True
-        if not self.recompute:
+        if not self.machine.costs.recompute:
             return False
-        return self.traffic.less(nest, node_cost(nest.body, self.costs, self.recompute), self.recompute)
+        return self.traffic.less(nest, node_cost(nest.body, self.costs, self.machine.costs.recompute))
 
 
 def _readers(items: Sequence[Nest | Extern]) -> tuple[dict[str, int], dict[str, list[Nest]]]:

@@ -22,7 +22,7 @@ from .substitution import map_scatter
 MAX_MEMBERS = (
     64  # values of a kernel: each merge looks at all of them, and the compiler's time grows faster than the text
 )
-MAX_BUFFERS = 64  # that it reads
+MAX_BUFFERS = 64  # that it reads: for the same reason
 
 
 class Fuser:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from ..ir.index import Expr, product
 from ..ir.nodes import ITEMSIZE, Extern, Nest, Program
 from ..ir.work import is_pointwise, is_view, node_cost, points_of
+from ..machine import Machine
 
 CHEAP = 3  # a body of this cost or less is recomputed rather than stored
 SINGLE = 40  # … and of this cost, where it is a single value: its readers compute it before their loops
 HELD = 2  # a value of so many results of eager kernels is stored where another such kernel runs before it is read: they are then free
 PARTS = 40  # … or of this cost, where it is read in parts: each halving of a chain doubles the text of all before it
 MANY = 1 << 62  # bytes of a value whose size is a symbol
-OFTEN, CACHE = 8, 1 << 17  # times that a value is read; bytes
 SMALLER = 4  # part of the arithmetic, where a value is computed at more points than it has
 
 
@@ -104,7 +104,9 @@ class Held:
 
 
 class Traffic:
-    """Bytes that are moved if a value is stored, and if its readers compute it. `views`: readers that strides over it are, once it is stored."""
+    """Bytes that are moved if a value is stored, and if its readers compute it. `views`: readers that strides over it are, once it is stored.
+    The costs of the `machine` decide what is much.
+    """
 
     def __init__(
         self,
@@ -112,12 +114,13 @@ class Traffic:
         readers: dict[str, list[Nest]],
         views: Container[str],
         items: Sequence[Nest | Extern],
+        machine: Machine,
     ) -> None:
-        self.readers, self.views = readers, views
+        self.readers, self.views, self.machine = readers, views, machine
         self.buffers = program.shapes()
         self.sources = {it.name: it.reads() for it in items if isinstance(it, Nest) and it.reduce is not None}
 
-    def less(self, nest: Nest, cost: float, most: float) -> bool:
+    def less(self, nest: Nest, cost: float) -> bool:
         """Whether the readers can compute `nest`, of that cost, for less than it takes to store it: at no more points than it has, and, each a
         kernel, reading no more bytes for it than one kernel that reads what it is made of and stores it and they who read it. What is small
         beside its readers' points (a value for each row) comes out of the cache, but is computed often: where the kernel of the sums that it is
@@ -127,7 +130,7 @@ class Traffic:
         if not isinstance(mine, int):
             return False
         within = all(isinstance(n, int) and n <= mine for n in map(points_of, readers))
-        if cost > (most if within else most / SMALLER):
+        if cost > (self.machine.costs.recompute if within else self.machine.costs.recompute / SMALLER):
             return False
         own = sum(map(self.size, nest.reads()))
         stored = mine * ITEMSIZE[nest.dtype]
@@ -141,7 +144,7 @@ class Traffic:
     def ends_elsewhere(self, nest: Nest, mine: int, readers: list[Nest]) -> bool:
         """Whether readers that need each value often read nothing that the reductions read which it is made of."""
         found = [self.sources[name] for name in nest.reads() if name in self.sources]
-        often = all(isinstance(n, int) and n >= OFTEN * mine for n in map(points_of, readers))
+        often = all(isinstance(n, int) and n >= self.machine.costs.often * mine for n in map(points_of, readers))
         theirs = {name for c in readers for name in c.reads()}
         return bool(found and often) and all(theirs.isdisjoint(reads) for reads in found)
 
@@ -150,10 +153,10 @@ class Traffic:
         mine, stored = points_of(nest), self.size(nest.name)
         own = sum(map(self.size, nest.reads()))
         often = [
-            isinstance(n, int) and isinstance(mine, int) and n >= OFTEN * mine
+            isinstance(n, int) and isinstance(mine, int) and n >= self.machine.costs.often * mine
             for n in map(points_of, self.readers.get(nest.name, []))
         ]
-        return own > max(2 * stored, CACHE) and bool(often) and all(often)
+        return own > max(2 * stored, self.machine.costs.cached) and bool(often) and all(often)
 
     def size(self, name: str) -> int:
         """In bytes; of a size that is a symbol a great many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from ...errors import HostProgramError
-from ..ir.index import Expr, Sym
+from ..ir.index import Expr, Quotient, Sym, bounds, expr
 from ..ir.learned import names_in
-from ..ir.nodes import ITEMSIZE
+from ..ir.nodes import ITEMSIZE, Size
 from ..kernels.plan import CopyStep, ExternStep, Plan
 from ..kernels.routines import routine_call
 from ..kernels.steps import allocation_root, arena_offset
@@ -34,7 +35,9 @@ from .program import (
     If,
     Instruction,
     Item,
+    LaidOut,
     LaunchKernel,
+    Layout,
     Learn,
     LibraryCall,
     ReadSize,
@@ -90,6 +93,8 @@ def _misplaced(name: str, slot: Slot, program: HostProgram) -> str:
         return "is a parameter or constant"
     if len(slot.layout.shape) != len(slot.layout.stride):
         return "has other numbers of sizes and strides"
+    if reason := next((r for part in _parts(slot.layout) for r in _impossible(part)), ""):
+        return f"is impossible: {reason}"
     ends = _extent(slot.layout.shape, slot.layout.stride, 0) * ITEMSIZE[slot.layout.dtype]
     return f"has {slot.bytes} bytes for a layout of {ends}" if ends > slot.bytes else ""
 
@@ -199,6 +204,8 @@ def _apply(one: Instruction, state: _State) -> None:
 
 def _wrong(one: Instruction, state: _State) -> Iterator[str]:
     """Why an instruction cannot run."""
+    for part in _parts(one):
+        yield from _impossible(part)
     for name in _reads(one):
         if name in state.program.arena:
             if not state.held:
@@ -220,6 +227,46 @@ def _wrong(one: Instruction, state: _State) -> Iterator[str]:
         if isinstance(part, Stack) and part.of not in state.gathered:
             yield f"nothing gathers {part.of!r}"
     yield from _wrong_here(one, state)
+
+
+def _impossible(part: Any) -> Iterator[str]:
+    """What no sizes at run time make possible: numbers below 0 that count elements or programs, and divisions by 0."""
+    match part:
+        case Expr() if any(isinstance(a, Quotient) and a.den == 0 for a in part.atoms()):
+            yield f"{part} divides by 0"
+        case Formula():
+            try:
+                parsed = ast.parse(part.source, mode="eval")
+            except SyntaxError as error:
+                yield f"{part.source!r} is no formula: {error.msg}"
+                return
+            if any(_divides_by_zero(n) for n in ast.walk(parsed)):
+                yield f"{part.source!r} divides by 0"
+        case Layout() | View():
+            yield from _negative("size", part.shape)
+            yield from _negative("stride", part.stride)
+            yield from _negative("offset", [part.offset] if isinstance(part, View) else [])
+        case LaidOut() | Restride():
+            yield from _negative("stride", part.stride)
+        case LaunchKernel(grid=grid) if grid is not None:
+            yield from _negative("number of programs", [grid])
+
+
+def _negative(what: str, numbers: Iterable[Size]) -> Iterator[str]:
+    for n in numbers:
+        e = expr(n)
+        # The bounds of what divides by 0 mean nothing; it is refused for that.
+        if not any(isinstance(a, Quotient) and a.den == 0 for a in e.atoms()) and (bounds(e)[1] or 0) < 0:
+            yield f"the {what} {n} is negative"
+
+
+def _divides_by_zero(n: ast.AST) -> bool:
+    return (
+        isinstance(n, ast.BinOp)
+        and isinstance(n.op, (ast.Div, ast.FloorDiv, ast.Mod))
+        and isinstance(n.right, ast.Constant)
+        and n.right.value == 0
+    )
 
 
 def _wrong_here(one: Instruction, state: _State) -> Iterator[str]:
@@ -286,10 +333,7 @@ def _reads(one: Instruction) -> Iterator[str]:
             case Copy():
                 yield part.target
             case Formula():
-                try:
-                    yield from names_in(part.source)
-                except SyntaxError as error:
-                    raise HostProgramError(f"{part.source!r} is no formula: {error.msg}") from None
+                yield from names_in(part.source)
             case Asked() | CallGraph():
                 yield from part.arguments
             case Free():

@@ -13,10 +13,11 @@ from ..dispatch.operators.schema import op_info, reads_storage
 from ..ir.nodes import Buffer, Ref
 from ..ir.pairs import inside
 from .language.builder import Builder
-from .language.number import Number, Numbers
+from .language.number import Number
 from .language.tensor import Tensor
 from .layouts import is_empty, is_laid_out_by_rows
 from .leaves import DTYPE_NAMES, leaves, refs_to
+from .numbers import Numbers
 from .sizes.symbolic import Opaque, Sizes
 
 

@@ -323,7 +323,7 @@ class _Lowerer(EagerCalls):
             shape = self.sizes.shape(v.shape)
             if not isinstance(r, Tensor) or r.dtype != DTYPE_NAMES[v.dtype] or self.sizes.reduced(r.shape) != shape:
                 # Of two sizes one is wrong, and with the traced one all that was traced of it.
-                kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else NotNativeError
+                kind = _Contradiction if isinstance(r, Tensor) and contradict(r.shape, shape) else UnsupportedError
                 raise kind(f"lowered to {r} where {DTYPE_NAMES[v.dtype]}{list(v.shape)} was traced")
             if r.shape != shape:
                 renamed[id(r)] = self.b.define(shape, self.b.at(r, self.b.coords(shape)))

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from .classes import OpClass, compares, picks
 from .facts import Facts
 
-SHRINKS = 4
-FAR = 1
-CHAIN = 32
+# The partition knows no machine: it cuts a graph before a target is chosen. The rules above say what these numbers count.
+SHRINKS, FAR, CHAIN = 4, 1, 32
 
 #: Weight per byte: of a value that is in memory anyway, of one that would need a write of its own, of a copy of part of a tensor.
 IN_MEMORY, WRITTEN, COPIED = 4, 5, 6

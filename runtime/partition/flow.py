@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-INFINITE = 1 << 60
+INFINITE = 1 << 60  # more than any number of bytes
 #: More than all vertices together, so that a cut never runs through an edge.
 _EDGE = 1 << 100
 

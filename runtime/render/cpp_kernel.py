@@ -29,8 +29,6 @@ from .cpp_sizes import size_text
 from .cpp_strips import StripWriter
 from .cpp_tables import CppTables
 
-SHORT = 64  # an inner loop of at most this many steps stays inside the lanes of an outer variable
-
 
 def render_kernel(
     kernel: Kernel, layouts: Mapping[str, Buffer], tables: CppTables, target: CpuTarget, *, threads: int, threshold: int
@@ -114,6 +112,6 @@ class KernelWriter(StripWriter):
 
     def _is_short(self, phase: FlatPhase) -> bool:
         """Whether the loop can stay inside the lanes; sums of many blocks need a wider total."""
-        limit = 2 * BLOCK if any(self.inexact(s) for s in phase.body) else SHORT
+        limit = 2 * BLOCK if any(self.inexact(s) for s in phase.body) else self.target.budgets.inner
         depth = product(v.extent for v in phase.inner)
         return isinstance(depth, int) and depth <= limit

@@ -12,9 +12,6 @@ from .cpp import BLOCK
 from .cpp_columns import ArrayPhase, RegisterPhase
 from .cpp_rows import RowWriter
 
-NEAR = 4
-"""Points at most of a loop inside of the lanes'."""
-
 
 class OuterWriter(RowWriter):
     """The shapes `lanes` and `tile`."""
@@ -31,7 +28,7 @@ class OuterWriter(RowWriter):
             self.tile_arrays(self.lanes)
             for k, phase in enumerate(self.fk.phases):
                 write = functools.partial(self._lane_phase, phase, k)
-                self.loops(near, f"#pragma GCC unroll {NEAR}" if near else "", write)
+                self.loops(near, f"#pragma GCC unroll {self.target.budgets.near}" if near else "", write)
 
         def inside() -> None:
             self.vector_loop(w, "0", w.extent, point, "" if many else self.pragma(1))
@@ -52,9 +49,10 @@ class OuterWriter(RowWriter):
                 a is not None and b is not None and a.is_const and b.is_const and 0 < int(a) < int(b) for a, b in steps
             )
 
-        short = [v for v in self.fk.outer if v is not w and isinstance(v.extent, int) and v.extent <= NEAR]
+        most = self.target.budgets.near
+        short = [v for v in self.fk.outer if v is not w and isinstance(v.extent, int) and v.extent <= most]
         found = [v for v in short if inside(v)]
-        return found if math.prod(int(v.extent) for v in found) <= NEAR else []
+        return found if math.prod(int(v.extent) for v in found) <= most else []
 
     def _lane_phase(self, phase: FlatPhase, number: int) -> None:
         reduces = [s for s in phase.body if isinstance(s.source, Reduce)]
@@ -153,7 +151,8 @@ class OuterWriter(RowWriter):
         if not plain or self.fk.kernel.scratch or not isinstance(w.extent, int) or w.extent % self.lanes:
             return 0
         reduces = max(sum(isinstance(s.source, Reduce) for s in p.body) for p in self.fk.phases)
-        return next((q for q in (8, 4, 2) if w.extent // self.lanes % q == 0 and q * reduces <= 8), 0)
+        most = self.target.budgets.sums
+        return next((q for q in (8, 4, 2) if w.extent // self.lanes % q == 0 and q * reduces <= most), 0)
 
     def _register_tiles(self, w: Var, others: list[Var], many: bool, width: int) -> None:
         """Columns in groups of `width` vectors, whose accumulators stay in registers while the rows stream by once."""

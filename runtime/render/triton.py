@@ -32,7 +32,7 @@ from ..tile.resident import UNROLLED, eviction_policies, resident_rows
 from ..tile.scratch import over_groups, roots
 from .triton_attention import render_matrices
 from .triton_cooperative import ARGUMENTS, Cooperative
-from .triton_gather import ROUND, accumulators, rounds
+from .triton_gather import accumulators, round_of, rounds
 from .triton_horizontal import arguments, blocks_of, constants, selection
 from .triton_idle import strided_blocks
 from .triton_passes import update_online
@@ -324,7 +324,8 @@ class _Renderer:
         before: list[str] = []
         inside = [f"rindex{group} = {steps(self.int64_index, 'roffset')}"]
         gathers = self.launch.gathers
-        inside.append(f"rmask{group} = {steps_there(group, count, False, ROUND if gathers else 'RBLOCK')}")
+        goes = round_of(self.kernel.gpu) if gathers else "RBLOCK"
+        inside.append(f"rmask{group} = {steps_there(group, count, False, goes)}")
         after: list[str] = []
         totals: list[str] = []
         late: list[str] = []
@@ -366,7 +367,7 @@ class _Renderer:
         if self.v.resident:
             tiles = f"{UNROLLED}(0, {count}, RBLOCK)"
         loop = [f"for roffset in {tiles}:", *(f"    {line}" for line in inside)]
-        self.lines += rounds(count, inside) if gathers else loop
+        self.lines += rounds(self.kernel.gpu, count, inside) if gathers else loop
         self.lines += after + totals
 
     # -- scans ---------------------------------------------------------------------------------------------------------

@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from ..ir.nodes import FLOATS
 from ..kernels.plan import Reduce
+from ..machine import Gpu
 from ..tile.launch import Launch
 
-ON_THEIR_WAY = 8  # rows whose loads are in flight together, a round; other numbers were not measured
-ROUND = f"({ON_THEIR_WAY} * RBLOCK)"
-"""The steps of a round."""
 IN_TURN = 4  # accumulators of a sum: with one it would be less accurate than eager's
 
 
@@ -31,11 +29,16 @@ def combined(names: list[str], mask: str, combine: Callable[[str], str]) -> list
     return [text for head, line in zip(whose, lines, strict=True) for text in (head, f"    {line}")]
 
 
-def rounds(count: str, inside: list[str]) -> list[str]:
-    """A loop over rounds of tiles, whose lines are repeated for each."""
+def round_of(gpu: Gpu) -> str:
+    """The steps of a round."""
+    return f"({gpu.budgets.in_flight} * RBLOCK)"
+
+
+def rounds(gpu: Gpu, count: str, inside: list[str]) -> list[str]:
+    """A loop over rounds of tiles, whose loads are in flight together; its lines are repeated for each tile."""
     return [
-        f"for first in range(0, {count}, {ROUND}):",
-        f"    for turn in tl.static_range({ON_THEIR_WAY}):",
+        f"for first in range(0, {count}, {round_of(gpu)}):",
+        f"    for turn in tl.static_range({gpu.budgets.in_flight}):",
         "        roffset = first + turn * RBLOCK",
         *(f"        {line}" for line in inside),
     ]

@@ -16,7 +16,7 @@ from ..kernels.steps import allocation_root
 from ..machine import MEASURED, tuning_of
 from ..tile.blocks import Blocks, blocks, group_blocks
 from ..tile.cooperative import reductions
-from ..tile.horizontal import MEMBERS, HorizontalGroup, Members, can_join, unit_of
+from ..tile.horizontal import HorizontalGroup, Members, can_join, unit_of
 from ..tile.idle import goes_in_strides
 from ..tile.last import block_of, last_block_chains
 from ..tile.launch import launch
@@ -119,8 +119,8 @@ class _Unit:
                 f"{names[0]}_x{len(names)}",
                 names,
                 points,
-                unit_of(points[0]),
-                kernels[names[0]].gpu.limits,
+                unit_of(points[0], kernels[names[0]].gpu),
+                kernels[names[0]].gpu,
                 _pointers(kernels[names[0]]),
             )
             self.unit.grouped.update(dict.fromkeys(names, group))
@@ -146,9 +146,9 @@ class _Unit:
         shape = self.shapes[k.name]
         if not can_join(k, shape):
             return None
-        unit = unit_of(_number(shape.outer))
+        unit = unit_of(_number(shape.outer), k.gpu)
         _, same = self.text(k, k.name, Members(1, unit))
-        return (same, shape.bytes, unit), MEMBERS
+        return (same, shape.bytes, unit), k.gpu.costs.group.members
 
     def text(self, k: Kernel, name: str, members: Members | None) -> tuple[str, tuple[str, tuple[str, ...]]]:
         """A kernel's source, and what is equal for kernels that are the same binary."""

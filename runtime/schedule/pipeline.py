@@ -65,7 +65,7 @@ def settle_strides(draft: Draft) -> None:
 def inline_values(draft: Draft) -> None:
     """Leaves items whose bodies have absorbed what is computed where it is read, in an order in which what is known early comes first."""
     options = draft.options
-    draft.items, views = inline(draft.program, options.costs, options.machine.costs.recompute, draft.gaps)
+    draft.items, views = inline(draft.program, options.costs, options.machine, draft.gaps)
     draft.bodies = views.bodies
     if options.fusion:
         draft.items = known_first(draft.items, {b.name for b in draft.program.inputs})

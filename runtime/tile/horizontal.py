@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...generated.targets import GpuLimits
 from ...generated.tuning import Rule
 from ..kernels.plan import Kernel
+from ..machine import Gpu
 from .coalesce import is_pointwise_kernel
 from .launch import Launch
-
-FEW = 8  # members at most that a tree finds
-MEMBERS = 512  # of a group at most: each program loads the first programs of all members at once
-UNIT = 16  # points: with a multiple of it a mask is the same for all that a thread loads at once
 
 
 @dataclass(frozen=True)
@@ -37,14 +33,15 @@ class HorizontalGroup:
     kernels: tuple[str, ...]
     points: tuple[int, ...]
     unit: int
-    limits: GpuLimits
+    gpu: Gpu
     pointers: int = 1
 
     @property
     def pointer_table(self) -> bool:
         """Whether the addresses are in a table: the members are many, or have more addresses than a kernel has arguments."""
         count = len(self.kernels)
-        return count > FEW or count * (self.pointers + 2) > self.limits.arguments // 8 - 2  # Triton's own
+        room = self.gpu.limits.arguments // 8 - 2  # but for Triton's own
+        return count > self.gpu.costs.group.tree or count * (self.pointers + 2) > room
 
     @property
     def members(self) -> Members:
@@ -74,8 +71,9 @@ def can_join(kernel: Kernel, shape: Launch) -> bool:
     )
 
 
-def unit_of(points: int) -> int:
-    return 1 if points % UNIT else UNIT
+def unit_of(points: int, gpu: Gpu) -> int:
+    """In how many a number of points is told: with a multiple of what a thread loads at once, of whatever type, a mask is the same for all of it."""
+    return 1 if points % gpu.limits.vector else gpu.limits.vector
 
 
 def steps(points: Sequence[int], rule: Rule) -> int:
@@ -86,4 +84,4 @@ def steps(points: Sequence[int], rule: Rule) -> int:
     return 1 << max(most_useful, 1).bit_length() - 1
 
 
-__all__ = ["MEMBERS", "HorizontalGroup", "Members", "can_join", "steps", "unit_of"]
+__all__ = ["HorizontalGroup", "Members", "can_join", "steps", "unit_of"]

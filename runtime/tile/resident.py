@@ -15,7 +15,6 @@ from .blocks import blocks, rule_of
 from .launch import Launch, row_reads
 from .scratch import roots
 
-REGISTER = 4  # bytes
 UNROLLED = "tl.static_range"
 TILES = 16  # of a row at most: where a loop is unrolled, its code is so many times as long
 
@@ -64,7 +63,7 @@ def resident_rows(
                 met.setdefault((buffer.name, place), []).append((at, ld))
     rows = [some for some in met.values() if some[0][0] < some[-1][0]]
     for number, some in enumerate(sorted(rows, key=lambda some: -some[0][0])):
-        each = -(-ITEMSIZE[some[0][1].dtype] // REGISTER)
+        each = -(-ITEMSIZE[some[0][1].dtype] // shape.gpu.limits.register)
         steps = min(budget // each, -(-shape.inner // r) * r) // r * r
         budget -= steps * each
         for at, ld in some if steps else ():

@@ -26,7 +26,7 @@ def routine_blocks(routine: Routine, sizes: RoutineSizes) -> Blocks:
     while rows > fewest and isinstance(total, int) and rows * sizes.programs > total:
         rows //= 2
     elements = rows * places
-    return rows, places, 8 if elements >= sizes.wide else 4 if elements >= 128 else 1
+    return rows, places, 8 if elements >= sizes.wide else 4 if elements >= sizes.narrow else 1
 
 
 def _is_across(routine: Routine) -> bool:

@@ -15,7 +15,7 @@ from ..kernels.plan import Kernel, Phase, Reduce, Store
 from ..kernels.steps import flat_index
 from .scratch import changed, roots
 
-LEAST = 8  # points of a loop, for which a tile is worth it
+SELDOM = 8  # an access at less than this part of the points does not count
 
 
 def transpose_tiled(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | None:
@@ -26,11 +26,12 @@ def transpose_tiled(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | N
         return None
     if not all(isinstance(v.extent, int) for v in kernel.outer):
         return None
+    least = kernel.gpu.budgets.least_edge
     weights: Counter[Var] = Counter()
     far: dict[Var, set[Var]] = {}  # for each loop: others along which what is contiguous along it makes large steps
     for name, place, met in _accesses(kernel, layouts):
         along = next((v for v in kernel.outer if place.coefficient(v) == 1), None)
-        if along is None or met * LEAST < product(v.extent for v in kernel.outer):  # type: ignore[operator]
+        if along is None or met * SELDOM < product(v.extent for v in kernel.outer):  # type: ignore[operator]
             continue
         size = ITEMSIZE[layouts[name].dtype]
         weights[along] += met * size
@@ -39,13 +40,13 @@ def transpose_tiled(kernel: Kernel, layouts: Mapping[str, Buffer]) -> Kernel | N
             for v in kernel.outer
             if (c := place.coefficient(v)) is not None and c.is_const and int(c) * size > kernel.gpu.limits.sector
         )
-    sides = [v for v, _ in weights.most_common() if isinstance(v.extent, int) and v.extent >= LEAST]
+    sides = [v for v, _ in weights.most_common() if isinstance(v.extent, int) and v.extent >= least]
     for a in sides[:1]:
         for b in sides[1:]:
             part = next(
                 (d for d in range(min(kernel.gpu.budgets.edge, int(a.extent)), 0, -1) if int(a.extent) % d == 0), 1
             )  # type: ignore[call-overload]
-            if a in far[b] and b in far[a] and part >= LEAST:
+            if a in far[b] and b in far[a] and part >= least:
                 return _tiled(kernel, a, b, part)
     return None
 

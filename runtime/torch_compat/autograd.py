@@ -22,9 +22,9 @@ from torch._guards import Guard, TracingContext
 from torch.autograd import forward_ad
 
 __all__ = [
-    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "made_without_grad", "own_grad", "refuses_hooks",
-    "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number", "shares_version",
-    "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
+    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "keeps_graph", "made_without_grad",
+    "own_grad", "refuses_hooks", "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number",
+    "shares_version", "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
 ]  # fmt: skip
 
 
@@ -70,6 +70,11 @@ def skip_frame(function: Callable[..., Any]) -> None:
 def refuses_hooks(error: BaseException) -> bool:
     """Whether a transform of `torch.func` refused the hooks for saved tensors that tracing sets; its message asks to open an issue."""
     return isinstance(error, RuntimeError) and "support saved tensor hooks" in str(error)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now keeps what was saved, for another one (`retain_graph=True`)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined, no-any-return]
 
 
 def saving_is_hooked() -> bool:

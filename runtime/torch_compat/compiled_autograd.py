@@ -40,7 +40,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
     "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
-    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "forced_eager", "may_change", "name_backward_function", "numbered",
+    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "engine_as_seen", "forced_eager", "may_change", "name_backward_function", "numbered",
     "running_backward", "symbol_for",
 ]  # fmt: skip
 
@@ -76,6 +76,18 @@ def running_backward() -> tuple[Sequence[Any], Sequence[Any]] | None:
         return None
     outputs, args = frame.f_locals["t_outputs"], frame.f_locals["args"]
     return outputs, args[3] or ()
+
+
+@contextmanager
+def engine_as_seen(stand_in: Callable[[Any], Any]) -> Iterator[Any]:
+    """The program sees what `stand_in` makes of the engine, where it asks for it: `torch.autograd.Variable._execution_engine`."""
+    variable: Any = torch.autograd.Variable
+    before = variable._execution_engine
+    variable._execution_engine = stand_in(before)
+    try:
+        yield variable._execution_engine
+    finally:
+        variable._execution_engine = before
 
 
 def forced_eager() -> bool:

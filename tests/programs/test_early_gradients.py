@@ -51,7 +51,7 @@ def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 def is_early() -> bool:
     """Whether the backward of the last graph only multiplies what the forward has made."""
-    return "else scaled(arguments)" in HISTORY[-1].function
+    return "else scaled(arguments, " in HISTORY[-1].function
 
 
 def near(got: Tensor, want: Tensor, eager: Tensor | None = None) -> None:

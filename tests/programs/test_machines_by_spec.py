@@ -30,8 +30,8 @@ SMALL_CACHE = """\
   architecture: x86_64
   features: [abm, avx2, bmi1, bmi2, f16c, fma, movbe]
   limits: {line: 64}
-  budgets: {tile: 4096, scratch: 2048, strips: 4096, edge: 64, column: 16}
-  costs: {recompute: 0, in_phase: 2, allocation: 4096}
+  budgets: {tile: 4096, scratch: 2048, strips: 4096, edge: 64, column: 16, sums: 2, near: 2, inner: 16}
+  costs: {recompute: 0, in_phase: 2, often: 4, cached: 4096, factor: 16, allocation: 4096}
 """
 SMALL_GPU = """\
 - target: sm_91
@@ -39,11 +39,16 @@ SMALL_GPU = """\
   device: cuda
   capability: 91
   features: [tf32]
-  limits: {line: 64, warp: 32, warps: 8, vector: 8, sector: 16, arguments: 2048, mma: {edge: 32, steps: 64}}
-  budgets: {tile: 4096, scratch: 16384, row: 1024, column: 64, folded_row: 512, head: 64, short_column: 16, edge: 16}
+  limits: {line: 64, warp: 32, warps: 8, register: 4, vector: 8, sector: 16, arguments: 2048, mma: {edge: 32, steps: 64}}
+  budgets:
+    {tile: 4096, scratch: 16384, row: 1024, column: 64, accumulated_row: 512,
+     head: 64, short_column: 16, edge: 16, least_edge: 8, in_flight: 2}
   costs:
     recompute: 16
     in_phase: 4
+    often: 4
+    cached: 8192
+    factor: 32
     elsewhere: 8
     programs: 4
     share: 2
@@ -57,6 +62,7 @@ SMALL_GPU = """\
     idle: 64
     split: {values: 4096, cost: 4, row: 256, column: 16, rows: 2, elements: 128, parts: 1024, columns: 16}
     cooperative: {piece: 256, points: 4096}
+    group: {tree: 2, members: 16}
 """
 PROGRAMS = """
 import json, sys, tempfile

@@ -110,7 +110,19 @@ def test_benchmarks_compare_the_device_with_what_such_a_one_reached() -> None:
     assert below(1, "of another kind", GPU_TARGETS.values()) == ""
 
 
-ROOMS = ("fuse", "tile", "render", "lower", "memory", "schedule", "targets")
+ROOMS = (
+    "execute",
+    "fuse",
+    "graphs",
+    "kernels",
+    "lower",
+    "memory",
+    "partition",
+    "render",
+    "schedule",
+    "targets",
+    "tile",
+)
 
 
 def numbers_without_a_reason(path: Path) -> Iterator[str]:

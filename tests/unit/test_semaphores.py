@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from opforge.generated.targets import GPU_TARGETS
 from opforge.runtime.execute import semaphores
 
 
@@ -44,6 +45,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(semaphores, "cuda_stream", lambda index: made.stream)
     monkeypatch.setattr(semaphores, "empty_strided_cuda", made.empty)
     monkeypatch.setattr(torch, "zeros", lambda *a, device, **k: zeros(*a, **k))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.recording > 0)
     return made
@@ -80,6 +82,14 @@ def test_a_recording_has_one_of_its_own(device: Device) -> None:
         branch = semaphore_of(device, run)
         assert branch not in found
         found.add(branch)
+
+
+def test_no_two_lie_in_one_sector(device: Device) -> None:
+    run, sector = semaphores.with_semaphore(device.run, 0), GPU_TARGETS["sm_90"].limits.sector
+    found = []
+    for device.stream in range(1, 40):
+        found.append(semaphore_of(device, run))
+    assert len({address // sector for address in found}) == len(found)
 
 
 def test_none_is_given_out_twice(device: Device) -> None:

@@ -29,7 +29,7 @@ SPEC = """\
   - {kernel: horizontal_table, x: 512, r: 8, programs: 1728, warps: 2}
   contraction: {few_rows: 16, rows: 64, edge: 64, wide_edge: 128, grouped_columns: 512, epilogue: 5, group_m: 3, wide_group_m: 6, num_stages: 3}
   attention: {rows: 32, num_stages: 5, looked_at: 256}
-  routine: {elements: 512, across: 8, most_across: 2048, programs: 100, wide: 1024}
+  routine: {elements: 512, across: 8, most_across: 2048, programs: 100, narrow: 64, wide: 1024}
   tiles:
   - {block_m: 128, block_n: 64, block_k: 32, num_warps: 4, num_stages: 3}
   - {block_m: 64, block_n: 64, block_k: 32, num_warps: 4, num_stages: 3, descriptors: true}
@@ -80,7 +80,7 @@ TUNING: dict[int, Tuning] = {
             num_stages=3,
         ),
         AttentionSizes(rows=32, num_stages=5, looked_at=256),
-        RoutineSizes(elements=512, across=8, most_across=2048, programs=100, wide=1024),
+        RoutineSizes(elements=512, across=8, most_across=2048, programs=100, narrow=64, wide=1024),
         (
             Block(block_m=128, block_n=64, block_k=32, num_warps=4, num_stages=3),
             Block(block_m=64, block_n=64, block_k=32, num_warps=4, num_stages=3, descriptors=True),

@@ -46,7 +46,7 @@ from opforge.runtime.host.program import (
 )
 from opforge.runtime.host.python import function_source, python_source
 from opforge.runtime.host.verify import follows, verify
-from opforge.runtime.ir.index import sym
+from opforge.runtime.ir.index import Expr, Quotient, expr, of, sym
 
 FOUR = Layout("float32", (4,), (1,))
 
@@ -149,6 +149,11 @@ def test_what_runs_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert function_source(from_json(to_json(program))) == function_source(program)
 
 
+def _quotient(kind: str) -> Expr:
+    """The first size, divided by 0: arithmetic refuses to make it, the text of a program may have it."""
+    return of(Quotient(kind, sym("s0"), expr(0)))
+
+
 KERNEL = LaunchKernel("k0", (Address("x"), Address("y"), Address("z"), sym("s0")))
 SMALL = HostProgram(
     ("s0", "x"),
@@ -176,7 +181,51 @@ def _changed(k: int, *others: Any) -> HostProgram:
 TAMPERED: dict[str, tuple[HostProgram, str]] = {
     "one name twice": (replace(SMALL, parameters=("x", "x")), "two parameters or constants have one name"),
     "a formula of what is not there": (_changed(0, Learn("s1", Formula("s7 + 1"))), "instruction 0 (Learn s1): 's7'"),
-    "no formula": (_changed(0, Learn("s1", Formula("s0 +"))), "'s0 +' is no formula"),
+    "no formula": (_changed(0, Learn("s1", Formula("s0 +"))), "instruction 0 (Learn s1): 's0 +' is no formula"),
+    "a formula that divides by 0": (
+        _changed(0, Learn("s1", Formula("s0 % 0"))),
+        "instruction 0 (Learn s1): 's0 % 0' divides by 0",
+    ),
+    "a condition that divides by 0": (
+        _changed(1, Check(Formula("s1 > s0 // 0"), "too small")),
+        "instruction 1 (Check): 's1 > s0 // 0' divides by 0",
+    ),
+    "a size divided by 0": (
+        _changed(2, Allocate("z", Layout("float32", (_quotient("//"), 4), (4, 1)))),
+        "instruction 2 (Allocate z): (s0 // 0) divides by 0",
+    ),
+    "a kernel's argument that is a remainder of 0": (
+        _changed(4, replace(KERNEL, arguments=(*KERNEL.arguments[:3], _quotient("%") + 1))),
+        "instruction 4 (LaunchKernel k0): (s0 % 0) + 1 divides by 0",
+    ),
+    "a number returned that is divided by 0": (
+        _changed(8, Return((Tensor("z"), _quotient("//"), None))),
+        "instruction 8 (Return): (s0 // 0) divides by 0",
+    ),
+    "a negative size": (
+        _changed(2, Allocate("z", Layout("float32", (sym("s0"), -4), (4, 1)))),
+        "instruction 2 (Allocate z): the size -4 is negative",
+    ),
+    "a size that is always negative": (
+        _changed(2, Allocate("z", Layout("float32", (-1 - sym("s0"), 4), (4, 1)))),
+        "instruction 2 (Allocate z): the size -s0 - 1 is negative",
+    ),
+    "a negative stride": (
+        _changed(5, LibraryCall("f", "function", (View("y", (2, 2), (2, -1), 1),))),
+        "instruction 5 (LibraryCall f): the stride -1 is negative",
+    ),
+    "a negative offset": (
+        _changed(5, LibraryCall("f", "function", (View("y", (2, 2), (2, 1), -1),))),
+        "instruction 5 (LibraryCall f): the offset -1 is negative",
+    ),
+    "a negative number of programs": (
+        _changed(4, replace(KERNEL, grid=-2)),
+        "instruction 4 (LaunchKernel k0): the number of programs -2 is negative",
+    ),
+    "a negative size in the arena": (
+        replace(SMALL, arena={"y": Slot(0, 16, Layout("float32", (-4,), (1,)))}),
+        "'y' in the arena is impossible: the size -4 is negative",
+    ),
     "a size that is known": (_changed(0, Learn("s0", Formula("1"))), "'s0' is defined already"),
     "not allocated": (_changed(2), "instruction 3 (LaunchKernel k0): 'z' is not defined"),
     "allocated twice": (

@@ -141,6 +141,36 @@ def test_what_differs_from_the_trace_runs_eagerly() -> None:
     assert "lowered to exp: float32[3] where float64[3] was traced" in reason
 
 
+def test_what_differs_from_the_trace_is_said_of_operators_that_give_a_reason_too() -> None:
+    """An entry's `why` is about its conditions, which hold here."""
+    gm = make_fx(lambda x: torch.ops.aten.mode(x), tracing_mode="fake")(torch.randn(3, 4))
+    call = next(n for n in gm.graph.nodes if str(n.target) == "aten.mode.default")
+    values, places = call.meta["val"]
+    call.meta["val"] = values.double(), places
+    counters.reset()
+    lower(gm, products=100)
+    assert ["where float64[3] was traced" in reason for reason in counters.snapshot()["reasons"]] == [True]
+
+
+SORTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "sort": (torch.sort, "only short sorts are kernels of ours"),
+    "topk": (lambda x: torch.topk(x, 3), "only selections in order, of a known number, are kernels of ours"),
+    "median": (lambda x: torch.median(x, -1), "only a selection on a processor, from few elements"),
+    "nanmedian of all": (torch.nanmedian, "only a selection on a processor, from few elements"),
+    "mode": (torch.mode, "only a selection on a processor, from few elements"),
+    "kthvalue": (lambda x: torch.kthvalue(x, 2), "kernels of ours that sort are those of aten.sort, aten.topk"),
+}
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_of_many_elements_say_which_are_kernels(name: str) -> None:
+    f, says = SORTS[name]
+    counters.reset()
+    lowered(f, torch.randn(70, 90))
+    (reason,) = counters.snapshot()["reasons"]
+    assert f": {says}" in reason
+
+
 def test_other_sizes_than_traced_leave_the_graph_to_eager() -> None:
     """Torch 2.11 says so of a norm over a dimension of size 1 that is counted from the end."""
     gm = make_fx(lambda x: torch.exp(x), tracing_mode="fake")(torch.randn(3))

@@ -16,7 +16,8 @@ from opforge.runtime.dispatch.trace import trace
 from opforge.runtime.ir.nodes import const
 from opforge.runtime.ir.text import dump
 from opforge.runtime.lower.graph import lower
-from opforge.runtime.lower.language.number import Number, Numbers
+from opforge.runtime.lower.language.number import Number
+from opforge.runtime.lower.numbers import Numbers
 
 
 def lowered(device: str) -> str:

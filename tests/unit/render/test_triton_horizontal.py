@@ -35,7 +35,7 @@ from opforge.runtime.render.triton_unit import TritonUnit, render_triton
 from opforge.runtime.targets import cuda
 from opforge.runtime.targets.cuda import prepared, scheduled
 from opforge.runtime.tile.blocks import group_rule
-from opforge.runtime.tile.horizontal import FEW, MEMBERS, HorizontalGroup, can_join, steps
+from opforge.runtime.tile.horizontal import HorizontalGroup, can_join, steps
 from opforge.runtime.tile.launch import Launch
 from tests.support.triton_run import job_of, launch_interpreted
 
@@ -216,19 +216,20 @@ def test_what_is_written_by_a_member_is_not_read_by_another() -> None:
 
 
 def test_limits() -> None:
-    for count in (2, FEW, FEW + 1, MEMBERS):
+    few, most = H200.costs.group.tree, H200.costs.group.members
+    for count in (2, few, few + 1, most):
         for pointers in (1, 7, 100, 300):
-            one = HorizontalGroup("g", ("k",) * count, (1,) * count, 1, H200.limits, pointers)
-            assert one.pointer_table or (count <= FEW and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
+            one = HorizontalGroup("g", ("k",) * count, (1,) * count, 1, H200, pointers)
+            assert one.pointer_table or (count <= few and count * (pointers + 2) <= H200.limits.arguments // 8 - 2)
             assert one.pointer_table == one.members.pointer_table
-            assert one.members.count in ((count,) if not one.pointer_table else (2, 8, 16, MEMBERS))
+            assert one.members.count in ((count,) if not one.pointer_table else (2, 8, 16, most))
     kernel = planned(adam, optimizer([(64,)])).kernels()[-1]
     assert can_join(kernel, Launch(H200, 64, 1, True))
     assert not can_join(kernel, Launch(H200, sym("s0"), 1, True))
-    group = HorizontalGroup("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1, H200.limits)
+    group = HorizontalGroup("g", ("a", "b", "c", "d"), (33, 0, 1, 64), 1, H200)
     assert group.numbers(32) == [33, 0, 1, 64, 0, 2, 2, 3]
     assert group.programs(32) == 5
-    assert HorizontalGroup("g", ("a", "b"), (32, 64), 16, H200.limits).numbers(32) == [2, 4, 0, 1]
+    assert HorizontalGroup("g", ("a", "b"), (32, 64), 16, H200).numbers(32) == [2, 4, 0, 1]
 
 
 def test_blocks_of_a_program() -> None:
