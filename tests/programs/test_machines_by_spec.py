@@ -19,7 +19,7 @@ import pytest
 from opforge.runtime.build.toolchain import runs_here
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("specs", "generated", "generator", "runtime", "testing", "docs", "tests/support", "tests/generated")
+COPIED = ("report", "specs", "generated", "generator", "runtime", "testing", "docs", "tests/support", "tests/generated")
 SMALL_CACHE = """\
 - target: tests_small_cache
   doc: "AVX2 with an eighth of the caches."
@@ -61,7 +61,7 @@ SMALL_GPU = """\
     prologue: 4
     idle: 64
     split: {values: 4096, cost: 4, row: 256, column: 16, rows: 2, elements: 128, parts: 1024, columns: 16}
-    cooperative: {piece: 256, points: 4096}
+    cooperative: {steps: 256, points: 4096}
     group: {tree: 2, members: 16}
 """
 PROGRAMS = """
