@@ -163,7 +163,7 @@ def _compile_program(
     # Only a graph that looks at what eager kernels return can find it unlike its trace.
     effects = {n.target for n in traced.graph.graph.nodes if has_effect(n.target)} - {ROLES["demand"]}
     checked = artifacts.checks_results and not effects
-    return _until_mistraced(run, gm) if checked and not cfg.strict else run
+    return _until_mistraced(run, gm, keeps=traced.boxed) if checked and not cfg.strict else run
 
 
 def _add_program(watch: Watch, gm: Any, example_inputs: Sequence[Any], cfg: Config) -> None:
@@ -178,16 +178,17 @@ def _add_program(watch: Watch, gm: Any, example_inputs: Sequence[Any], cfg: Conf
         watch.dump.add({"graph.json": json.dumps({"unwritten": f"{type(error).__name__}: {first_line(error)}"})})
 
 
-def _until_mistraced(run: Compiled, gm: Any) -> Compiled:
+def _until_mistraced(run: Compiled, gm: Any, keeps: bool) -> Compiled:
     """`run`; the program by eager kernels from the call on in which one of them returned other sizes than its fake kernel had said. By
-    then the graph has written none of its inputs (`memory.in_place`), and nothing was run for its effect.
+    then the graph has written none of its inputs (`memory.in_place`), and nothing was run for its effect. `keeps`: `run` empties lists among its
+    arguments, and gets copies.
     """
     eager: list[Compiled] = []
 
     def call(*args: Any) -> Any:
         if not eager:
             try:
-                return run(*args)
+                return run(*([*a] if type(a) is list else a for a in args)) if keeps else run(*args)
             except MetadataError as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 counters.count_fallback(reason)
@@ -211,7 +212,10 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
         from .training import compile_training  # inference needs none of it
 
         return compile_training(traced, cfg, watch, written)
-    call, artifacts = compile_graph(traced.graph, cfg, watch, written=written, fixed=traced.static_arguments)
+    boxed = traced.boxed  # what the caller gives up is freed early: a captured backward
+    call, artifacts = compile_graph(
+        traced.graph, cfg, watch, boxed=boxed, minimize_memory=boxed, written=written, fixed=traced.static_arguments
+    )
     return call, artifacts, written.values()
 
 

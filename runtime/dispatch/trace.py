@@ -25,6 +25,7 @@ from ..torch_compat import (
     default_device,
     disable_autocast,
     enable_python_dispatcher,
+    given_up,
     in_dual_level,
     made_without_grad,
     refuses_hooks,
@@ -86,6 +87,11 @@ class Traced:
     grad_mode_after: bool | None = None
 
     @property
+    def boxed(self) -> bool:
+        """Whether the graph takes one list of its arguments, which it empties: the caller gives up some of them."""
+        return bool(self.calling.stolen) and self.gradients is None
+
+    @property
     def static_arguments(self) -> set[int]:
         """Positions of the graph's placeholders that are parameters and buffers."""
         return {k for k, i in enumerate(self.meta.graph_inputs) if self.meta.input_info[i].static}
@@ -131,6 +137,7 @@ def trace(
     `UnsupportedError`, with the user's line, for what cannot be expressed; eager runs that, and raises its own errors.
     """
     calling = Calling.of_inputs(example_inputs)
+    calling.stolen = given_up(gm)
     flat = calling.flatten(example_inputs)
     lifted = _lifted(gm)
     given = [*flat, *(t for _, t in lifted)]

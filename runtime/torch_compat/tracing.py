@@ -42,9 +42,16 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes
 __all__ = [
     "RESTART", "FakeTensor", "FakeTensorMode", "LazyGraphModule", "PyTreeCodeGen", "PyTreeInfo", "TorchDispatchMode", "TorchFunctionMode",
     "TracingContext", "compiles_allowed", "default_device", "disable_autocast", "disable_torch_dispatch", "enable_python_dispatcher",
-    "frame_source", "in_fake_kernel", "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from",
+    "frame_source", "given_up", "in_fake_kernel", "is_traceable_wrapper_subclass", "is_wrapper_type", "keep_item", "no_modes", "number_read_from",
     "numbers_of_data_followed", "pytree", "start_anew", "without_fake_cache",
 ]  # fmt: skip
+
+
+def given_up(program: Any) -> tuple[int, ...]:
+    """Positions of a program's arguments that are lists which Dynamo's caller gives up, as the inputs of a captured backward are."""
+    graph = getattr(program, "graph", None)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"] if isinstance(graph, torch.fx.Graph) else []
+    return tuple(k for k, n in enumerate(placeholders) if n.meta.get("steal_arg"))
 
 
 def number_read_from(value: object) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -408,6 +409,31 @@ def test_a_checkpoint_that_runs_a_backward_inside() -> None:
     with compiled_autograd.enable(torch.compile(backend="opforge")):
         checkpoint(lambda t: t.sin().exp(), x, use_reentrant=True).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().cos() * x.detach().sin().exp())
+
+
+def test_what_a_captured_backward_is_given_is_freed_while_it_runs() -> None:
+    left: list[int] = []
+    compiled = torch.compile(backend="opforge")
+
+    def compile(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        call = compiled(graph)
+
+        def run(inputs: list[Tensor], *rest: Any) -> Any:
+            saved = [weakref.ref(t) for t in inputs]
+            result = call(inputs, *rest)
+            left.append(sum(t() is not None for t in saved))
+            return result
+
+        return run
+
+    x = torch.randn(4, requires_grad=True)
+    loss = torch.nn.functional.gelu(x.sin()).exp().sum()
+    with compiled_autograd.enable(compile):
+        loss.backward()
+    want = x.detach().requires_grad_()
+    torch.nn.functional.gelu(want.sin()).exp().sum().backward()
+    torch.testing.assert_close(x.grad, want.grad)
+    assert left == [2]  # the leaf, and the gradient of the loss, which the engine holds
 
 
 # On and off.

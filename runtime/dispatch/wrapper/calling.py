@@ -18,13 +18,15 @@ _LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float
 @dataclass
 class Calling:
     """`paths[k]` reads flat input k from the tuple `args`; `in_spec` and `out_spec` are pytree specs, None for flat
-    arguments and for a plain tuple or list of outputs (`out_type` then).
+    arguments and for a plain tuple or list of outputs (`out_type` then). `stolen`: positions of arguments that are lists which the caller gives
+    up: they are emptied, so that what is in them can be freed.
     """
 
     paths: tuple[str, ...]
     in_spec: Any = None
     out_spec: Any = None
     out_type: type = tuple
+    stolen: tuple[int, ...] = ()
 
     @classmethod
     def of_inputs(cls, args: Sequence[Any]) -> Calling:

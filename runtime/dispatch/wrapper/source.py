@@ -90,7 +90,8 @@ class _Writer:
         made, returned = self._wrapped()
         skipped = self.traced.border.inside_function() if self.traced.border is not None else set()
         results = [line for k, o in enumerate(meta.output_info) if k not in skipped for line in self._output(k, o)]
-        work = [*bases, *call, *symbols, *contents, *layouts, *results, *storages, *made]
+        work = [*symbols, *contents, *layouts, *results, *storages, *made]
+        work = [*bases, *self._given_up(work), *call, *work]
         if self.traced.turns_grad_on:
             work = ["with enable_grad():", *(f"    {line}" for line in work)]
         if self.traced.grad_mode_after is not None:
@@ -234,7 +235,8 @@ class _Writer:
                     *self._followed(),
                 ]
             )
-        call = f"{self.compiled_name}({arguments})"
+        call = f"{self.compiled_name}(arguments)" if self.traced.boxed else f"{self.compiled_name}({arguments})"
+        self.boxed = f"arguments = [{arguments}]"
         used = bool(meta.num_outputs)
         lines = [f"out = {call}" if used else call]
         if meta.autocast:
@@ -242,6 +244,15 @@ class _Writer:
         if self.traced.untracked:
             lines = ["with no_grad():", *(f"    {line}" for line in lines)]
         return lines
+
+    def _given_up(self, after: list[str]) -> list[str]:
+        """Lines that leave the arguments to one list, which the graph empties: nobody else holds them, but for those that lines `after` name."""
+        if not self.traced.boxed:
+            return []
+        named = set(re.findall(r"\bx(\d+)\b", "\n".join(after)))
+        done = [self._name(i) for i in sorted(self.inputs) if str(i) not in named]
+        lines = [self.boxed, *(f"args[{k}].clear()" for k in self.traced.calling.stolen)]
+        return [*lines, f"del {', '.join(done)}"] if done else lines
 
     def _followed(self) -> list[str]:
         """Tensor subclasses that the autograd function takes beside what is inside of them."""
