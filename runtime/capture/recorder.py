@@ -16,6 +16,7 @@ from torch import fx
 
 from ...errors import UnsupportedError
 from ..observe import counters
+from ..observe.torch_logs import note, tell, wanted
 from ..torch_compat import TorchDispatchMode, disable_torch_dispatch, skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import (
     BackwardState,
@@ -113,6 +114,8 @@ class Recorder:
         module = fx.GraphModule({}, self._graph, f"Backward{self.number}")
         module.meta["locals_to_steal"] = ["inputs"]
         self.close()
+        if wanted("captured backward"):
+            tell("captured backward", f"!{self.number} ", module.print_readable(print_output=False), None)
         return Captured(self.number, tuple(self._sizes), self._checks, tuple(self._leaves)), self._compile(module)
 
     def _in_eager_order(self) -> None:
@@ -131,6 +134,8 @@ class Recorder:
 
     def log_compile_reasons(self, compile_reasons: list[str]) -> None:
         """Why the engine has no graph for this backward."""
+        for reason in compile_reasons:
+            note("compiled_autograd_verbose", f"captured because of {reason}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -151,16 +156,21 @@ class Recorder:
         name, number = self._origin
         taken = tuple(self._argument(a) for a in args)
         node = self._graph.create_node("call_function", target, taken, kwargs, name=_node_name(name))
+        return self._placed(node)
+
+    def _placed(self, node: fx.Node) -> fx.Node:
+        """A node that belongs to the node of autograd that is recorded."""
+        name, number = self._origin
         self._group[node] = number
-        node.meta["stack_trace"] = f'File "<backward>", line {number + 1}, in {name}\n    {name} (node {number})'
+        if number != INPUT:
+            node.meta["stack_trace"] = f'File "<backward>", line {number + 1}, in {name}\n    {name} (node {number})'
         return node
 
     def _item(self, node: fx.Node, k: int) -> fx.Node:
         made = self._graph.create_node(
             "call_function", operator.getitem, (node, k), {}, name=_node_name(self._origin[0])
         )
-        self._group[made] = self._origin[1]
-        return made
+        return self._placed(made)
 
     def record_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that the engine itself calls, such as the zeros that stand for a gradient that is missing."""
@@ -238,7 +248,7 @@ class Recorder:
         else:
             grad, has_post_hooks = rest
             before = self._graph.call_function(getattr, (self._argument(leaf), "grad"))
-            self._group[before] = self._origin[1]
+            self._placed(before)
         self._leaves.append(self._argument(leaf).args[1])
         made = self._stand_in(self._call(accumulate_grad, (leaf, before, grad, has_post_hooks)))
         return made if explicit else None

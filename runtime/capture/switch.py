@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..observe.torch_logs import logger_of
 from ..torch_compat.compiled_autograd import engine, forced_eager
 from .engine import capturing, state
 from .recorder import Recorder
@@ -31,6 +32,7 @@ def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx
     if forced_eager() or (state.off and not ignore_active_disable_ctx):
         yield
         return
+    engine.set_verbose_logger(logger_of("compiled_autograd_verbose"))
     with capturing(functools.partial(Recorder, compiler_fn), dynamic), torch.autograd.set_multithreading_enabled(False):
         yield
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..torch_compat import artifact_logger, current_compile, structured_entry, structured_trace
 
-__all__ = ["LINES", "TOLD", "Told", "note", "tell", "wanted"]
+__all__ = ["LINES", "TOLD", "Told", "logger_of", "note", "tell", "wanted"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ TOLD = {
     "fusion": Told("kernels after fusion", "fusion"),
     "kernels": Told("kernel code", "kernel_code"),
     "code": Told("code", "output_code", "inductor_output_code"),
+    "captured backward": Told("backward as it was captured", "compiled_autograd", "compiled_autograd_graph"),
     "work": Told("bytes and operations", "inductor_metrics"),
 }
 #: Switches under which single lines are told, by `note`.
-LINES = ("cudagraphs", "perf_hints")
+LINES = ("cudagraphs", "perf_hints", "compiled_autograd_verbose")
 
 
 def wanted(what: str) -> bool:
@@ -72,6 +73,11 @@ def note(switch: str, line: str) -> None:
     """One of `LINES`: a line where its switch is on."""
     if _is_on(switch):
         _logger(switch).info("opforge: %s", line)  # type: ignore[union-attr]
+
+
+def logger_of(switch: str) -> logging.Logger | None:
+    """The logger of a switch that is on, for others to write to; None where it is off."""
+    return _logger(switch) if _is_on(switch) else None
 
 
 def _is_on(switch: str) -> bool:

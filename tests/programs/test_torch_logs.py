@@ -36,6 +36,15 @@ run(torch.rand(3)), run(torch.rand(4))
 from torch._dynamo.utils import counters
 print("counted", counters["opforge"], counters["opforge_eager_kernels"])
 """
+CAPTURE = """
+import torch
+from opforge import compiled_autograd
+
+x = torch.rand(3, requires_grad=True)
+with compiled_autograd.enable(lambda graph: graph):
+    x.sin().sum().backward()
+"""
+OF_CAPTURE = ("compiled_autograd", "compiled_autograd_verbose")
 EXPECTED = {
     "pre_grad_graphs": ["softmax", "gelu"],
     "aot_joint_graph": ["aten.gelu_backward", "aten._softmax.default"],
@@ -78,13 +87,22 @@ def told(folder: Path) -> dict[str, str]:
 
 
 def test_every_switch_is_tried() -> None:
-    assert {*EXPECTED, "perf_hints"} == {told.switch for told in TOLD.values()} | set(LINES)
+    assert {*EXPECTED, *OF_CAPTURE, "perf_hints"} == {told.switch for told in TOLD.values()} | set(LINES)
 
 
 @pytest.mark.parametrize("switch", EXPECTED)
 def test_switches(told: dict[str, str], switch: str) -> None:
     for text in EXPECTED[switch]:
         assert text in told[switch]
+
+
+def test_a_captured_backward(folder: Path) -> None:
+    lines = run(folder, CAPTURE, TORCH_LOGS=",".join(OF_CAPTURE)).splitlines()
+    graph, reasons = ("\n".join(line for line in lines if f"[__{switch}]" in line) for switch in OF_CAPTURE)
+    assert "def forward(self, inputs, sizes, scalars, hooks, packed)" in graph
+    assert "code: SinBackward0 (node 2)" in graph
+    assert "captured because of" in reasons
+    assert "new autograd node" in reasons
 
 
 def test_hints_recompiles_and_counters(folder: Path) -> None:
