@@ -153,10 +153,8 @@ class Recorder:
         self._names[number] = name
 
     def _call(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
-        name, number = self._origin
-        taken = tuple(self._argument(a) for a in args)
-        node = self._graph.create_node("call_function", target, taken, kwargs, name=_node_name(name))
-        return self._placed(node)
+        taken, name = tuple(self._argument(a) for a in args), _node_name(self._origin[0])
+        return self._placed(self._graph.create_node("call_function", target, taken, kwargs, name=name))
 
     def _placed(self, node: fx.Node) -> fx.Node:
         """A node that belongs to the node of autograd that is recorded."""
@@ -167,10 +165,7 @@ class Recorder:
         return node
 
     def _item(self, node: fx.Node, k: int) -> fx.Node:
-        made = self._graph.create_node(
-            "call_function", operator.getitem, (node, k), {}, name=_node_name(self._origin[0])
-        )
-        return self._placed(made)
+        return self._call(operator.getitem, (node, k))
 
     def record_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that the engine itself calls, such as the zeros that stand for a gradient that is missing."""

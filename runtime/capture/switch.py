@@ -32,7 +32,7 @@ def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx
     if forced_eager() or (state.off and not ignore_active_disable_ctx):
         yield
         return
-    engine.set_verbose_logger(logger_of("compiled_autograd_verbose"))
+    engine.set_verbose_logger(logger_of("compiled_autograd_verbose"))  # type: ignore[arg-type]  # whose `debug` it calls
     with capturing(functools.partial(Recorder, compiler_fn), dynamic), torch.autograd.set_multithreading_enabled(False):
         yield
 
