@@ -1,6 +1,6 @@
 """Compiled autograd: a whole backward as one compiled graph.
 
-with opforge.compiled_autograd.enable(torch.compile(backend="opforge")):
+with opforge.compiled_autograd.enable():
     loss.backward()
 """
 

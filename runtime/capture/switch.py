@@ -19,9 +19,12 @@ Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 
 
 @contextmanager
-def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx: bool = True) -> Iterator[None]:
-    """Within the block each backward is captured as one graph, which `compiler_fn` compiles, for example `torch.compile(backend="opforge")`.
+def enable(
+    compiler_fn: Compile | None = None, dynamic: bool = True, ignore_active_disable_ctx: bool = True
+) -> Iterator[None]:
+    """Within the block each backward is captured as one graph and compiled.
 
+    compiler_fn                compiles it; None for `torch.compile(backend="opforge")`. A graph that was captured before stays as it was compiled.
     dynamic                    sizes of tensors are symbols in the captured graph.
     ignore_active_disable_ctx  also within `disable()`.
     Blocks may be nested; the innermost decides. Backwards run in the calling thread. With `torch.compiler.set_stance("force_eager")` nothing is
@@ -33,7 +36,8 @@ def enable(compiler_fn: Compile, dynamic: bool = True, ignore_active_disable_ctx
         yield
         return
     engine.set_verbose_logger(logger_of("compiled_autograd_verbose"))  # type: ignore[arg-type]  # whose `debug` it calls
-    with capturing(functools.partial(Recorder, compiler_fn), dynamic), torch.autograd.set_multithreading_enabled(False):
+    compile = compiler_fn or functools.partial(torch.compile, backend="opforge")
+    with capturing(functools.partial(Recorder, compile), dynamic), torch.autograd.set_multithreading_enabled(False):
         yield
 
 
