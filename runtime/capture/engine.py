@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..torch_compat.compiled_autograd import dynamo_sees_capture, engine
+from ..torch_compat.compiled_autograd import engine
 
 
 @dataclass
@@ -28,7 +28,6 @@ def capturing(recorder: Callable[[], Any] | None, dynamic: bool = True) -> Itera
     """The engine asks `recorder` to capture, or captures nothing for None."""
     before = engine.set_autograd_compiler(recorder, dynamic if recorder is not None else False)
     try:
-        with dynamo_sees_capture(recorder is not None):
-            yield
+        yield
     finally:
         engine.set_autograd_compiler(*before)

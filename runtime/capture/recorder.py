@@ -259,7 +259,10 @@ class Recorder:
         *_: Any,
     ) -> tuple[torch.Tensor | None, ...]:
         """The backward of an autograd function in Python: Dynamo follows it."""
-        node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *inputs))
+        # Functions of torch's ahead-of-time compiler take gradients as one list, which they empty.
+        boxed = getattr(ctx._forward_cls, "boxed_grads_call", False)
+        gradients = [list(inputs)] if boxed else inputs
+        node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *gradients))
         return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
 
     def call_copy_slices_prologue(self, inputs: Any, *described: Any) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch._C._dynamo import compiled_autograd as engine  # type: ignore[attr-defined]
 
 # What Dynamo knows about captured backwards. The engine names each function of autograd once in a process, so torch's own capture and ours share
-# the table `ops`; the flags tell Dynamo that there is a capture, and that a captured graph runs. Nothing else of this module is used.
+# the table `ops`; a flag tells Dynamo that a captured graph runs. Nothing else of this module is used.
 from torch._dynamo import compiled_autograd as known_to_dynamo
 
 # Dynamo takes a size of this tensor for one that may change, unless it turns out constant.
@@ -40,7 +40,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
     "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
-    "dynamo_runs_captured", "dynamo_sees_capture", "engine", "engine_as_seen", "forced_eager", "may_change", "name_backward_function", "numbered",
+    "dynamo_runs_captured", "engine", "engine_as_seen", "forced_eager", "may_change", "name_backward_function", "numbered",
     "running_backward", "symbol_for",
 ]  # fmt: skip
 
@@ -104,22 +104,12 @@ def symbol_for(env: ShapeEnv, value: Any, name: str, k: int) -> Any:
     return env.create_symfloatnode(symbol, hint=value, source=source)
 
 
-def _flag(name: str, value: bool) -> Iterator[None]:
-    before = getattr(known_to_dynamo, name)
-    setattr(known_to_dynamo, name, value)
-    try:
-        yield
-    finally:
-        setattr(known_to_dynamo, name, before)
-
-
-@contextmanager
-def dynamo_sees_capture(on: bool) -> Iterator[None]:
-    """Dynamo compiles hooks of a forward for a backward that will be captured, or not."""
-    yield from _flag("compiled_autograd_enabled", on)
-
-
 @contextmanager
 def dynamo_runs_captured() -> Iterator[None]:
     """What Dynamo compiles is a captured backward."""
-    yield from _flag("in_compiled_autograd_region", True)
+    before = known_to_dynamo.in_compiled_autograd_region
+    known_to_dynamo.in_compiled_autograd_region = True
+    try:
+        yield
+    finally:
+        known_to_dynamo.in_compiled_autograd_region = before

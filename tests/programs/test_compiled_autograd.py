@@ -22,6 +22,7 @@ Compile = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
+    opforge.reset_stats()
     torch._dynamo.reset()
     compiled_autograd.reset()
     yield
@@ -262,6 +263,22 @@ def test_the_backward_of_a_compiled_graph_is_followed(program: Any, enable: Any)
     with enable(torch.compile(backend="opforge", fullgraph=True)):
         loss.backward()
     torch.testing.assert_close((x.grad, w.grad), want)
+    assert not opforge.stats()["fallbacks"]
+
+
+@pytest.mark.parametrize("backend", ["opforge", "aot_eager"])
+def test_a_hook_of_a_compiled_forward(backend: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: grad * 2)
+        return y.exp().sum()
+
+    x, want = torch.randn(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    want.data.copy_(x.data)
+    program(want).backward()
+    with compiled_autograd.enable():
+        torch.compile(program, backend=backend)(x).backward()
+    torch.testing.assert_close(x.grad, want.grad)
     assert not opforge.stats()["fallbacks"]
 
 
