@@ -65,6 +65,7 @@ class Recorder:
         self._names: dict[int, str] = {}  # of autograd's nodes, in the order in which they are captured
         self._group: dict[fx.Node, int] = {}  # the node of autograd that each node belongs to
         self._sums: dict[fx.Node, None] = {}
+        self._ours: set[fx.Node] = set()  # calls of backwards of opforge's graphs
         self._entered = ExitStack()
         self._sizes: list[int] = []  # those that the graph uses
         self._leaves: list[int] = []  # inputs that get gradients
@@ -225,7 +226,12 @@ class Recorder:
         return [*self._stand_ins(self._call(backward_function(name), (grads, *args)), len(metadata))]
 
     def validate_outputs(self, _: Any, outputs: Sequence[Any], args: Any, metadata: Sequence[Any]) -> Tensors:
-        """Gradients with the sizes and dtypes that the engine checks and converts them to."""
+        """Gradients with the sizes and dtypes that the engine checks and converts them to. Ours have them: nothing is checked, so that no sizes are
+        passed for it.
+        """
+        nodes = [self._node_of[id(t)] for t in outputs if t is not None]
+        if nodes and all(node.args[0] in self._ours for node in nodes):
+            return list(outputs)
         node = self._call(backward_function("validate_outputs"), (outputs, *args))
         return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(outputs)]
 
@@ -263,6 +269,8 @@ class Recorder:
         boxed = getattr(ctx._forward_cls, "boxed_grads_call", False)
         gradients = [list(inputs)] if boxed else inputs
         node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *gradients))
+        if hasattr(ctx._forward_cls, "traced"):
+            self._ours.add(node)
         return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
 
     def call_copy_slices_prologue(self, inputs: Any, *described: Any) -> list[torch.Tensor]:
