@@ -3724,7 +3724,7 @@ OPS: dict[str, OpInfo] = {
     "aten.heaviside": OpInfo(
         "pointwise", "Step function with its value at zero", "arithmetic", ("aten.heaviside.default",)
     ),
-    "aten.histc": OpInfo("extern", "Numbers of elements in bins", "extern", ("aten.histc.default",)),
+    "aten.histc": OpInfo("extern", "The number of elements in each bin", "extern", ("aten.histc.default",)),
     "aten.huber_loss": OpInfo(
         "composite", "Half the squared difference up to delta, then linear", "loss", ("aten.huber_loss.default",)
     ),

@@ -96,14 +96,14 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
 
 def _for_dynamo(function: Any, traceable: bool) -> Callable[..., Any]:
     """The backward of a function, which Dynamo leaves alone when the engine calls it, also inside of a compiled function that calls
-    `backward()`. In a graph that compiled autograd has captured, Dynamo follows `traced` instead.
+    `backward()`. In a graph that compiled autograd has captured, Dynamo follows `_opforge_traced` instead.
     """
     run = torch.compiler.disable(function.backward)
     if not traceable:
         return run
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return function.traced(ctx, *gradients) if is_captured(ctx) else run(ctx, *gradients)
+        return function._opforge_traced(ctx, *gradients) if is_captured(ctx) else run(ctx, *gradients)
 
     skip_frame(backward)
     return backward

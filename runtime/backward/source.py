@@ -3,7 +3,7 @@
 Autograd sees one node. Its forward keeps what the backward asks for with `save_for_backward`, so that writes to saved inputs and results
 are noticed as eager notices them; its backward gets gradients of any layout and gives the compiled graph those that it was made for.
 
-Compiled autograd captures the whole backward of a program. There the backward of each graph is `traced`: the same, written with what Dynamo
+Compiled autograd captures the whole backward of a program. There the backward of each graph is `_opforge_traced`: the same, written with what Dynamo
 can follow; and what is asked at each call is asked where the engine asks for a `_compiled_autograd_key`, before the captured graph runs.
 """
 
@@ -173,7 +173,7 @@ def _traced(spec: CompiledBackward) -> list[str]:
     lines.append(f"return {_redirected(_tuple(returned), spec)}")
     return [
         "    @staticmethod",
-        f"    def traced({', '.join(['ctx', *gradients])}):",
+        f"    def _opforge_traced({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
 

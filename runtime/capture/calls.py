@@ -34,14 +34,14 @@ def added(first: Gradient, second: Gradient) -> Gradient:
 
 
 def accumulate_grad(leaf: torch.Tensor, before: Gradient, grad: Gradient, has_post_hooks: bool) -> Gradient:
-    """Add a gradient to what the leaf has, as its node of the autograd graph does. Gives the leaf's gradient."""
+    """Accumulate a gradient into a leaf, as its `AccumulateGrad` node does. Returns the leaf's gradient."""
     (after,) = backward_function("AccumulateGrad")([grad], leaf, before, has_post_hooks)
     leaf.grad = after
     return leaf.grad
 
 
 def call_hook(hook: Callable[..., Any], value: Any, *more: Any) -> Any:
-    """What a hook makes of a gradient, of several, or of what was packed. A hook that gives None leaves its argument as it is."""
+    """Call a hook with a gradient, several gradients, or what was packed. Returns its result, or `value` if it returns None."""
     found = hook(value, *more)
     return value if found is None else found
 

@@ -84,8 +84,8 @@ def _edge(t: Any) -> Any:
 
 
 def eager_order(outputs: Sequence[Any], inputs: Sequence[Any], names: Sequence[str]) -> list[int] | None:
-    """Positions in `names` in eager's order. `names`: of the nodes as they were captured, without the root. None where the walk does not find
-    these: the order is not known.
+    """The captured nodes in eager's order, as positions in `names`, which has their names in the order of capture, without the root. None if a walk
+    over the graph does not find these names: then the order is not known.
     """
     walk = Walk(outputs, inputs)
     captured = walk.captured()

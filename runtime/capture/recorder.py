@@ -120,7 +120,7 @@ class Recorder:
         return Captured(self.number, tuple(self._sizes), self._checks, tuple(self._leaves)), self._compile(module)
 
     def _in_eager_order(self) -> None:
-        """Move what each node of autograd does to where eager does it. Gradients of one result are added in the order in which they arrive there."""
+        """Reorder the graph so that autograd's nodes run in eager's order, if that is known."""
         called = running_backward()
         numbers = [n for n in self._names if n != ROOT]
         with disable_torch_dispatch():
@@ -185,7 +185,7 @@ class Recorder:
         return [self._stand_in(self._item(node, k)) for k in range(count)]
 
     def _argument(self, value: Any) -> Any:
-        """A value of the engine as an argument of a node."""
+        """What a node takes for a value of the engine: the node that a tensor or a size stands for, else the value itself."""
         if isinstance(value, fx.Node):
             return value
         if isinstance(value, (list, tuple)):
@@ -269,7 +269,7 @@ class Recorder:
         boxed = getattr(ctx._forward_cls, "boxed_grads_call", False)
         gradients = [list(inputs)] if boxed else inputs
         node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *gradients))
-        if hasattr(ctx._forward_cls, "traced"):
+        if hasattr(ctx._forward_cls, "_opforge_traced"):
             self._ours.add(node)
         return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
 
@@ -327,7 +327,7 @@ class Recorder:
 
 
 class _Operators(TorchDispatchMode):
-    """Hands the operators that the engine calls itself to the recorder."""
+    """Records the operators that the engine itself calls."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

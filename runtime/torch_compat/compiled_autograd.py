@@ -39,7 +39,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
-    "BackwardState", "CompileContext", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
+    "BackwardState", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
     "dynamo_runs_captured", "engine", "engine_as_seen", "forced_eager", "may_change", "name_backward_function", "numbered",
     "running_backward", "symbol_for",
 ]  # fmt: skip

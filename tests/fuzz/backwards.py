@@ -38,7 +38,7 @@ BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
 
 
 class Twice(torch.autograd.Function):
-    """Two results, of which often only one is used."""
+    """An autograd function with two results. Often only one of them is used."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,7 +158,7 @@ def _chain_of(unit: TritonUnit, kernel: str) -> str:
 
 
 def _chain_step(job: Job, unit: TritonUnit, name: str, prefix: Path) -> list[Any]:
-    """The one launch of a kernel with those that follow it; all of a job have one semaphore."""
+    """The step for one launch of the kernel with those that follow it. All kernels of a job share one semaphore."""
     made = unit.kernels[unit.symbols[name]]
     Path(f"{prefix}{made.name}.py").write_text(made.source)
     known = {k.name: k for k in job.kernels}
