@@ -1387,6 +1387,11 @@ INLINED: dict[str, tuple[int, int]] = {
 first value that it takes.
 """
 
+CUSTOM_GRADIENTS: dict[str, int] = {
+    "autograd_function_apply": 1,  # An autograd function of the program.
+}
+"""Higher-order operators whose backward is a function of the program, and its position."""
+
 LAUNCHES: dict[str, bool] = {
     # A Triton kernel of the program, which writes to its arguments.
     "triton_kernel_wrapper_mutation": False,

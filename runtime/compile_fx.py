@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,8 +129,20 @@ def _under_level(
     )
 
 
+def _compile_followed(program: Callable[..., Any], example_inputs: Sequence[Any], cfg: Config) -> Compiled:
+    """Compile a function of tensors that autograd follows once, while a backward runs; what cannot be compiled runs by eager kernels."""
+    return or_eager(
+        lambda: _compile_program(program, example_inputs, cfg, lambda: None, True, twice=False), lambda: program, cfg
+    )
+
+
 def _compile_program(
-    gm: Any, example_inputs: Sequence[Any], cfg: Config, settle: Callable[[], None], trains: bool
+    gm: Any,
+    example_inputs: Sequence[Any],
+    cfg: Config,
+    settle: Callable[[], None],
+    trains: bool,
+    twice: bool = True,
 ) -> Compiled:
     watch = Watch(cfg.progress, cfg.dump_dir, name=getattr(gm, "meta", {}).get("name", ""))
     try:
@@ -139,6 +152,8 @@ def _compile_program(
                 _add_program(watch, gm, example_inputs, cfg)
             with watch.stage("trace"):
                 traced = trace(gm, example_inputs, training=trains, random=cfg.random, truth=truth)
+                if not twice:
+                    traced.twice = None
             settle()
             what = "inference graph" if traced.gradients is None else "joint graph"
             watch.graph("functional_graph.py", traced.graph, what)
@@ -211,7 +226,7 @@ def compile_traced(traced: Traced, cfg: Config, watch: Watch) -> tuple[Compiled,
     if traced.gradients is not None:
         from .training import compile_training  # inference needs none of it
 
-        return compile_training(traced, cfg, watch, written)
+        return compile_training(traced, cfg, watch, written, partial(_compile_followed, cfg=cfg))
     boxed = traced.boxed  # what the caller gives up is freed early: a captured backward
     call, artifacts = compile_graph(
         traced.graph, cfg, watch, boxed=boxed, minimize_memory=boxed, written=written, fixed=traced.static_arguments

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -11,18 +12,22 @@ import torch
 from torch import fx
 
 from ..errors import UnsupportedError
-from .backward.compiled import CompiledBackward, Tangent, constant_results, saved_values, watched_tensors
+from ..generated.rewrites import RULES
+from .backward.compiled import CompiledBackward, Saved, Tangent, constant_results, saved_values, watched_tensors
 from .backward.function import bind_function
+from .backward.second import DifferentiableBackward
 from .backward.source import emit_function
 from .backward.variants import Variants, interpreted
 from .compile_graph import compile_graph
 from .config import Config, current
 from .dispatch.autograd.joint import Gradients
+from .dispatch.autograd.second import SecondOrder
 from .dispatch.operators.schema import op_info
 from .dispatch.storage.overlap import is_dense
 from .dispatch.storage.regions import Layout, is_strided
 from .dispatch.trace import Traced
 from .fallback import or_eager
+from .graph.rewrite import rewrite
 from .lower.layouts import repeats
 from .observe import counters
 from .observe.watch import Watch
@@ -107,8 +112,15 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         symbolic=symbolic,
         into=early or ({} if symbolic or cfg.cudagraphs or len(tangents) > 1 else written_over(parts)),
         scaled=bool(early),
+        unsaved=_unsaved(placeholders[:arguments], saved) if traced.twice is not None else (),
     )
     return Split(parts.forward, backward, written)
+
+
+def _unsaved(arguments: Sequence[fx.Node], saved: Sequence[Saved]) -> tuple[int, ...]:
+    places = {s.place for s in saved}
+    tensors = [k for k, n in enumerate(arguments) if isinstance(n.meta["val"], torch.Tensor)]
+    return tuple(k for k in tensors if ("input", k) not in places)
 
 
 def _keep_made_from_inputs(joint: fx.GraphModule, parts: Partition | Halves, gradients: Gradients) -> bool:
@@ -201,9 +213,15 @@ class BackwardCompiler:
 
 
 def compile_training(
-    traced: Traced, cfg: Config, watch: Watch, written: Mapping[int, int]
+    traced: Traced,
+    cfg: Config,
+    watch: Watch,
+    written: Mapping[int, int],
+    followed: Callable[[Compiled, Sequence[Any]], Compiled],
 ) -> tuple[Compiled, Artifacts, Collection[int]]:
-    """As `compile_fx.compile_traced`, of a joint graph. `written`: positions of placeholders that the forward may write → of its results."""
+    """As `compile_fx.compile_traced`, of a joint graph. `written`: positions of placeholders that the forward may write → of its results;
+    `followed` compiles, while a backward runs, a program of tensors that autograd follows.
+    """
     with watch.stage("partition"):
         parts = split(traced, cfg, written)
     backward, static = parts.backward, traced.static_arguments
@@ -220,7 +238,16 @@ def compile_training(
     variants = Variants(backward, compiler.later, strict=cfg.strict)
     if not compiles_later(backward, cfg):
         variants.prepare(compiler.now)
-    return bind_function(backward, forward, variants), artifacts, parts.written.values()
+    twice = None if traced.twice is None else partial(_rewritten_twice, traced.twice, cfg)
+    differentiable = DifferentiableBackward(backward, traced.graph, twice, followed)
+    return bind_function(backward, forward, variants, differentiable), artifacts, parts.written.values()
+
+
+def _rewritten_twice(twice: Callable[[], SecondOrder], cfg: Config) -> SecondOrder:
+    order = twice()
+    if cfg.rewrites:
+        rewrite(order.graph, RULES)
+    return order
 
 
 def compiles_later(backward: CompiledBackward, cfg: Config) -> bool:

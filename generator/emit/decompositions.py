@@ -86,6 +86,7 @@ class Specs:
     """What the file holds. Names of higher-order operators, each with its line: `unfolded`, and whether autograd follows it; `inlined`, with the
     positions of the function and of the first value that it takes; `launches`, and whether the kernel writes to copies;
     `choices`, with the positions of the number, the functions and what they take, and the operator that chooses one of two.
+    `custom_gradients`, with the position of the backward.
     `spared`: names of autograd's nodes, each with its line and the number of which it asks.
     """
 
@@ -97,6 +98,7 @@ class Specs:
     launches: tuple[tuple[str, str, bool], ...] = ()
     controls: tuple[ControlSpec, ...] = ()
     choices: tuple[tuple[str, str, tuple[int, int, int, str]], ...] = ()
+    custom_gradients: tuple[tuple[str, str, int], ...] = ()
     spared: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -119,6 +121,7 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Specs:
         launches,
         tuple(controls),
         tuple(choices),
+        tuple((e.id, e["doc"], e["backward"]) for e in doc.tagged("custom_gradient")),
         tuple((e.id, e["doc"], e.get("where", 1)) for e in doc.tagged("spare")),
     )
 
@@ -356,6 +359,7 @@ def emit(model: Model) -> dict[str, str]:
         "refusals": specs.refusals,
         "unfolded": specs.unfolded,
         "inlined": specs.inlined,
+        "custom_gradients": specs.custom_gradients,
         "launches": specs.launches,
         "controls": specs.controls,
         "choices": specs.choices,

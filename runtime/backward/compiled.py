@@ -97,6 +97,7 @@ class CompiledBackward:
     symbolic    whether sizes are known only when the forward has run.
     into        positions in `saved` of tensors that gradients may be written over → of these gradients.
     scaled      whether all gradients are these tensors times the only tangent.
+    unsaved     tensors among the forward's arguments that are not saved: gradients of gradients may need them.
     """
 
     graph: fx.GraphModule
@@ -111,6 +112,7 @@ class CompiledBackward:
     symbolic: bool = False
     into: Mapping[int, int] = field(default_factory=dict)
     scaled: bool = False
+    unsaved: tuple[int, ...] = ()
 
     @property
     def every_tangent(self) -> int:

@@ -66,7 +66,7 @@ def _moving(again: Again, arguments: tuple[list[Any], list[int | None]], given: 
         if version is not None and a._version != version:
             raise written_since(a, version)
     counters.count_fallback("a gradient is computed inside of dual_level: its tangents are those of eager kernels")
-    with torch.enable_grad(), tangents_followed(True), again.surroundings():
+    with again.surroundings.entered(), torch.enable_grad(), tangents_followed(True):
         leaves: dict[int, Any] = {k: kept[k] for k in again.held}
         for k in {*again.sources}:
             leaves[k] = _leaf(kept[k], k in again.written)

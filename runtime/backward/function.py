@@ -27,6 +27,7 @@ from .compiled import CompiledBackward, Described, described
 from .delivery import in_order, redirected
 from .duals import backward_of_duals, kept_arguments
 from .over_saved import over_saved
+from .second import DifferentiableBackward, refused, unsaved
 from .source import emit_function, is_traceable
 from .traced import TracedGraphs, as_traced, with_strides
 from .validate import as_described, as_given, as_kept
@@ -36,9 +37,11 @@ Compiled = Callable[..., Any]
 _version = attrgetter("_version")
 
 
-def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants) -> Compiled:
+def bind_function(
+    spec: CompiledBackward, forward: Compiled, variants: Variants, followed: DifferentiableBackward | None = None
+) -> Compiled:
     """What takes the place of the compiled graph: same arguments, a tuple of the program's results. `forward` is the compiled forward;
-    `variants` has the programs of its backward `spec`.
+    `variants` has the programs of its backward `spec`, and `followed` makes gradients that autograd follows (None: that is refused).
     """
     over = over_saved(variants.over_saved, variants.program, spec.into, spec.scaled) if spec.into else None
     traced_graphs = TracedGraphs(spec)
@@ -74,6 +77,8 @@ def bind_function(spec: CompiledBackward, forward: Compiled, variants: Variants)
         "coerced": coerced,
         "as_kept": as_kept,
         "counter_of": counter_of,
+        "followed": followed or refuse_double_backward,
+        "unsaved": unsaved,
         "given": tuple((k, s.expected) for k, s in enumerate(spec.saved) if s.expected is not None),
         "dense_tangent": dense_tangent,
         "by_eager_kernels": variants.by_eager_kernels,
@@ -140,8 +145,6 @@ def refuse_moved(lasting: Sequence[Any], needed: Sequence[int], given: int = -1)
         refuse_written([(lambda t=t: t, version, n) for t, version, n in each], given)  # type: ignore[misc]
 
 
-def refuse_double_backward() -> None:
+def refuse_double_backward(*_: Any) -> None:
     """Raises: gradients of gradients were asked for."""
-    raise RuntimeError(
-        "a compiled graph has no gradient of its gradient (create_graph=True); run this part without torch.compile"
-    )
+    raise refused("here")

@@ -86,6 +86,8 @@ def _kept(spec: CompiledBackward) -> list[str]:
         lines.append(f"ctx.given = ({', '.join(known)},)")
     if sizes:
         lines.append(f"ctx.sizes = ({', '.join(sizes)},)")
+    if spec.unsaved:
+        lines.append(f"ctx.unsaved = {_tuple([f'unsaved(x{k})' for k in spec.unsaved])}")
     return lines
 
 
@@ -110,8 +112,7 @@ def _watched(watched: Sequence[Watched]) -> list[str]:
 def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     wrapped = spec.gradients.wrapped_results
     gradients = [f"g{k}" for k in range(spec.results)] + [f"h{k}" for k in range(len(wrapped))]
-    lines = ["if is_grad_enabled():", "    refuse_double_backward()"]
-    lines += ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
+    lines = ["if in_transform():", f"    return backward_by_rows(Compiled.backward, ctx, {_tuple(gradients)})"]
     own = f"{_tuple(gradients)}, again, {spec.partial}"
     lines += ["if tangents_may_be():", f"    return backward_of_duals(Compiled.backward, ctx, {own})"]
     taken = range(spec.arguments + spec.gradients.wrappers)
@@ -126,6 +127,7 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     # All that may raise does before what is saved is given up: the backward can then be asked for again.
     lines += _dense_tangents(spec, values)
     undefined = "undefined" if spec.partial else ""
+    lines += ["if is_grad_enabled():", *(f"    {line}" for line in _followed(spec))]
     program = f"{_over(spec)}(arguments, ctx.hooked is not None)" if spec.into else f"program({undefined})"
     compiled = f"backward_graph = by_eager_kernels({undefined or 0}) if sparse else {program}"
     given_up = (
@@ -147,6 +149,21 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
         f"    def backward({', '.join(['ctx', *gradients])}):",
         *(f"        {line}" for line in lines),
     ]
+
+
+def _followed(spec: CompiledBackward) -> list[str]:
+    """The backward where autograd follows its gradients."""
+    lines = _arguments(spec, by_version=False)
+    position = {k: n for n, k in enumerate(spec.gradients.inputs)}
+    taken = range(spec.arguments + spec.gradients.wrappers)
+    unsaved = "ctx.unsaved" if spec.unsaved else "()"
+    lines.append(
+        f"out = followed(arguments, {_tuple(_tangents(spec))}, {unsaved}, {'undefined' if spec.partial else 0})"
+    )
+    if spec.gradients.once or any(s.is_tensor for s in spec.saved):
+        lines.append("ctx.maybe_clear_saved_tensors()")
+    returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]
+    return [*lines, f"return {_redirected(_tuple(returned), spec)}"]
 
 
 def _traced(spec: CompiledBackward) -> list[str]:
@@ -201,14 +218,14 @@ def _checks(spec: CompiledBackward) -> list[str]:
     return lines
 
 
-def _arguments(spec: CompiledBackward) -> list[str]:
+def _arguments(spec: CompiledBackward, by_version: bool = True) -> list[str]:
     """The list of what was saved. Nothing else holds it, so that the graph can free it while it runs; what it frees is gone for autograd too,
-    unless the caller retains the graph.
+    unless the caller retains the graph. `by_version`: without history, where which of it is read is known only now.
     """
     count = sum(s.is_tensor for s in spec.saved)
     sizes = ["*ctx.sizes"] if count < len(spec.saved) else []
     tensors = ["*ctx.saved_tensors"] if count else []
-    if _some_need_less(spec):
+    if by_version and _some_need_less(spec):
         tensors = ["*(as_kept(ctx, ~undefined) if ctx.hooked is None else ctx.saved_tensors)"]
     first = 0 if spec.saved and spec.saved[0].is_tensor else len(spec.saved) - count
     lines = []

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -27,14 +27,15 @@ from ..torch_compat import (
     enable_python_dispatcher,
     given_up,
     in_dual_level,
-    made_without_grad,
     refuses_hooks,
     tangents_followed,
     transforms_preserved,
 )
 from . import handlers
+from .autograd.effects import check_effects, gradient_of
 from .autograd.forward_mode import DualProgram, tangent_of
-from .autograd.joint import Gradients, Saved, differentiate
+from .autograd.joint import Differentiated, Gradients, Saved, differentiate
+from .autograd.second import SecondOrder, differentiate_twice
 from .metadata.outcome import Found, analyze
 from .randomness.streams import Draws
 from .record.dead import finish
@@ -46,6 +47,7 @@ from .record.restart import Restart
 from .storage.inputs import Inputs, Lift, lifted_attributes, sources_of
 from .storage.merge import enter_inputs
 from .subclasses.border import Border
+from .surroundings import Surroundings
 from .symbols.numbers import changing_numbers
 from .symbols.sizes import guards_tell
 from .wrapper.calling import Calling
@@ -53,6 +55,7 @@ from .wrapper.calling import Calling
 # What torch raises for programs that fake tensors cannot run (data-dependent, unsupported) and for programs that
 # eager refuses as well. Those that opforge's own code raised are its mistakes (`_is_mistake`) and go through.
 TRACE_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError, ZeroDivisionError)
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -73,6 +76,7 @@ class Traced:
     border  tensor subclasses among its inputs and outputs, None where there are none. Flat inputs and outputs of `meta` are what is
              inside of them.
     grad_mode_after  the grad mode that the program leaves behind, None where it is the one it was called with.
+    twice  traces it once more, with the gradients of its gradients; None where that is not supported.
     """
 
     graph: fx.GraphModule
@@ -85,6 +89,7 @@ class Traced:
     turns_grad_on: bool = False
     border: Border | None = None
     grad_mode_after: bool | None = None
+    twice: Callable[[], SecondOrder] | None = None
 
     @property
     def boxed(self) -> bool:
@@ -197,7 +202,7 @@ class _Attempt:
     """One run of the program over fake inputs, some of them copied or merged; `Restart` asks for another attempt."""
 
     def __init__(self, request: _Request, copies: frozenset[int], merged: list[frozenset[int]], training: bool) -> None:
-        self.request, self.training = request, training
+        self.request, self.copies, self.training = request, copies, training
         self.autocast = torch.is_autocast_enabled("cpu") or (
             torch.cuda.is_available() and torch.is_autocast_enabled("cuda")
         )
@@ -217,10 +222,18 @@ class _Attempt:
         self.grad_after = torch.is_grad_enabled()
 
     def trace(self) -> Traced:
+        return self._traced(*self._ran(differentiate if self.training else lambda _: None))
+
+    def trace_twice(self) -> SecondOrder:
+        self.recorder.twice = True
+        return self._ran(differentiate_twice)[1]
+
+    def _ran(self, differentiated: Callable[[Differentiated], Result]) -> tuple[Found, Result]:
+        """Run the program, and differentiate it. Raises `UnsupportedError` for what cannot be traced."""
         held = contextlib.ExitStack()
         try:
             found = self._record(held)
-            joint = self._differentiate(found) if self.training else None
+            joint = self._differentiate(found, differentiated)
             if not guards_tell(self.inputs.fake_mode.shape_env):
                 raise UnsupportedError(
                     "the remainder of a float made of sizes decides something, which guards cannot tell"
@@ -236,17 +249,17 @@ class _Attempt:
             raise UnsupportedError(f"{type(error).__name__} while tracing{where}: {error}") from error
         finally:
             held.close()
-        return self._traced(found, joint)
+        return found, joint
 
     def _record(self, held: contextlib.ExitStack) -> Found:
         """Run the program and tell what it did to its inputs and what its outputs are."""
         request, recorder, inputs, border = self.request, self.recorder, self.inputs, self.border
         values = border.enter(inputs, recorder)
-        had = [_gradient(t) for t in values]
+        had = [gradient_of(t) for t in values]
         result = self._run_program(values, held)
         flat_result = border.leave(request.calling.flatten_result(result), inputs, recorder)
         found = analyze(inputs, recorder, self.entered, flat_result, self.autocast)
-        _check_effects(zip(values, had, strict=True), request.calling.flatten_result(result), self.training)
+        check_effects(zip(values, had, strict=True), request.calling.flatten_result(result), self.training)
         border.settle(inputs, found, recorder.symbols)
         if isinstance(request.gm, DualProgram):
             request.gm.check(found.meta)
@@ -281,9 +294,10 @@ class _Attempt:
             return True
         return _sizes_from_data(self.request.of_inputs) or (isinstance(gm, DualProgram) and bool(gm.moved))
 
-    def _differentiate(self, found: Found) -> tuple[Gradients, list[Any]] | None:
+    def _differentiate(self, found: Found, how: Callable[[Differentiated], Result]) -> Result:
+        program = Differentiated(self.inputs, self.recorder, self.entered, found, self.saved, self.border)
         with preserved_state(), self._dispatcher(), disable_autocast():
-            return differentiate(self.inputs, self.recorder, self.entered, found, self.saved, self.border)
+            return how(program)
 
     def _traced(self, found: Found, joint: tuple[Gradients, list[Any]] | None) -> Traced:
         gm, grad = self.request.gm, torch.is_grad_enabled()
@@ -303,7 +317,21 @@ class _Attempt:
             turns_grad_on=self.training and not grad,
             border=self.border if self.border.any else None,
             grad_mode_after=self.grad_after if self.grad_after != grad else None,
+            twice=None if gradients is None or isinstance(gm, DualProgram) or self.border.any else self._twice(),
         )
+
+    def _twice(self) -> Callable[[], SecondOrder]:
+        """Traces the program once more, as it was traced now; holds no input."""
+        alike, lifted = self.inputs.alike, self.request.lifted
+        fakes = [(name, t) for (name, _), t in zip(lifted, alike[len(alike) - len(lifted) :], strict=True)]
+        request = replace(self.request, given=alike, lifted=fakes)
+        copies, merged, surroundings = self.copies, self.inputs.merged, Surroundings()
+
+        def twice() -> SecondOrder:
+            with surroundings.entered():
+                return _Attempt(request, copies, merged, True).trace_twice()
+
+        return twice
 
 
 def _sizes_from_data(gm: Any) -> bool:
@@ -320,44 +348,6 @@ def _symbols(value: Any) -> set[str]:
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return set()
     return {symbol.name for symbol in value.node.expr.free_symbols}
-
-
-def _gradient(t: Any) -> Any:
-    return t.grad if isinstance(t, torch.Tensor) and t.is_leaf else None
-
-
-def _check_effects(inputs: Iterable[tuple[Any, Any]], results: Sequence[Any], training: bool) -> None:
-    """Raises `UnsupportedError` where the program did more with autograd than the wrapper would do again. `inputs` come with the gradients
-    that they had.
-    """
-    followed = training or torch.is_inference_mode_enabled()
-    own: set[int] = set()
-    for k, (t, before) in enumerate(inputs):
-        followed |= isinstance(t, torch.Tensor) and t.requires_grad
-        own.add(id(t))
-        if _gradient(t) is not before:
-            raise UnsupportedError(f"the program gives input {k} a gradient (`backward()`)")
-    for k, t in enumerate(results):
-        if not isinstance(t, torch.Tensor):
-            continue
-        if t.retains_grad and not t.is_leaf:
-            raise UnsupportedError(
-                f"output {k} retains its gradient (`retain_grad()`), told so inside; tell it outside"
-            )
-        if t.requires_grad and not followed:
-            raise UnsupportedError(f"output {k} requires grad, although no input does; make its leaf outside")
-        if (
-            t.requires_grad
-            and t.is_leaf
-            and id(t) not in own
-            and not (_view_of_followed(t) or torch.is_inference_mode_enabled())
-        ):
-            raise UnsupportedError(f"output {k} is made a leaf (`requires_grad_()`), told so inside; tell it outside")
-
-
-def _view_of_followed(t: torch.Tensor) -> bool:
-    """Whether autograd calls `t` a leaf only because it is a view, made under `no_grad`, of what it follows."""
-    return t._is_view() and made_without_grad(t) and t._base is not None and t._base.requires_grad
 
 
 def _grad_is_off(given: Sequence[Any]) -> bool:

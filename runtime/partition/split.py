@@ -105,7 +105,11 @@ def _origins(f: Facts, saved: list[int], nodes: list[fx.Node]) -> tuple[tuple[st
 def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
     copied = graph.create_node("call_function", ROLES["clone"], (node,), name=f"{node.name}_kept")
     value = node.meta["val"]
-    copied.meta = {**node.meta, "val": torch.clone(value) if isinstance(value, torch.Tensor) else value}
+    copied.meta = {
+        **node.meta,
+        "copy_of": node.name,
+        "val": torch.clone(value) if isinstance(value, torch.Tensor) else value,
+    }
     return copied
 
 

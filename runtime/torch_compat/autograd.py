@@ -9,6 +9,9 @@ import torch
 # Whether a tensor is zeros without memory, as forward-mode gradients may be.
 from torch import _is_zerotensor as is_zerotensor
 
+# What a graph calls to switch grad mode.
+from torch._C import _set_grad_enabled as switch_grad_mode
+
 # How deep the older `vmap` is nested in this thread: each gives the new number.
 from torch._C import _vmapmode_decrement_nesting, _vmapmode_increment_nesting  # type: ignore[attr-defined]
 
@@ -24,7 +27,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "keeps_graph", "made_without_grad",
     "own_grad", "refuses_hooks", "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number",
-    "shares_version", "skip_frame", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
+    "shares_version", "skip_frame", "switch_grad_mode", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
 ]  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 DEVICES = ("cpu", "cuda", "interpreter")
 """Where cases run; `interpreter`: the plans and Triton kernels of a GPU, by Triton's interpreter on the processor."""
-VARIANTS = ("forward", "backward", "out", "inplace", "noncontiguous", "errors")
+VARIANTS = ("forward", "backward", "twice", "out", "inplace", "noncontiguous", "errors")
+"""`twice`: the gradients, and those of them."""
 DTYPES = {
     "fp32": "float32",
     "fp64": "float64",
@@ -28,6 +29,11 @@ DTYPES = {
     **{name: name for name in ("int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128")},
 }
 """Names on the command line, and torch's."""
+_DIFFERENTIATED = {
+    "backward": tuple(d for d in DTYPES.values() if getattr(torch, d).is_floating_point or "complex" in d),
+    "twice": ("float64",),
+}
+"""The dtypes of variants that look at gradients; a second one is worth little in few digits."""
 _ANY = "any"
 """The dtype of cases that choose it themselves (inputs that eager rejects)."""
 
@@ -113,7 +119,7 @@ def cases(
             found += [
                 Case(entry.name, d, variant, dynamic, device)
                 for d in (entry.dtypes_of_gpu if device == "cuda" else entry.dtypes)
-                if d in wanted and (variant != "backward" or getattr(torch, d).is_floating_point or "complex" in d)
+                if d in wanted and (variant not in _DIFFERENTIATED or d in _DIFFERENTIATED[variant])
             ]
     return found
 
@@ -156,6 +162,8 @@ def _of_operator(op: Any) -> Entry:
     variants = ["forward", "noncontiguous"]
     if op.supports_autograd:
         variants.append("backward")
+        if op.supports_gradgrad:
+            variants.append("twice")
     if op.supports_out:
         variants.append("out")
     if op.inplace_variant is not None:
@@ -179,7 +187,7 @@ def _operator_calls(op: Any, case: Case) -> Iterator[Call]:
             yield call
         return
     dtype = getattr(torch, case.dtype)
-    backward = case.variant == "backward"
+    backward = case.variant in _DIFFERENTIATED
     if backward and dtype not in op.supported_backward_dtypes(case.memory):
         return
     for sample in op.sample_inputs(case.memory, dtype, requires_grad=backward):
@@ -194,7 +202,7 @@ def _operator_calls(op: Any, case: Case) -> Iterator[Call]:
 def _sample_call(op: Any, case: Case, sample: Any) -> Call:
     function = op.inplace_variant if case.variant == "inplace" else op.op
     leaves, spec = pytree.tree_flatten([sample.input, list(sample.args), dict(sample.kwargs)])
-    process = sample.output_process_fn_grad if case.variant == "backward" else None
+    process = sample.output_process_fn_grad if case.variant in _DIFFERENTIATED else None
 
     def call(*given: Any) -> Any:
         first, args, kwargs = pytree.tree_unflatten(given, spec)

@@ -120,6 +120,8 @@ def see(
             _look(sight, tensors, results, versions)
         if call.case.variant == "backward":
             _gradients(sight, tensors, results)
+        if call.case.variant == "twice":
+            _gradients_twice(sight, tensors, results)
     # On the processor, for the judge; what a GPU has not told yet of a failure it tells here.
     sight.values = {name: _real(t).cpu() for name, t in sight.values.items()}
     return sight
@@ -146,6 +148,32 @@ def _gradients(sight: Sight, tensors: list[Any], results: list[Any]) -> None:
     generator = torch.Generator().manual_seed(1)
     followed = [r for r in results if isinstance(r, torch.Tensor)]
     gradients(sight, followed, [t for t in tensors if t.requires_grad], lambda t: _cotangent(t, generator))
+
+
+def _gradients_twice(sight: Sight, tensors: list[Any], results: list[Any]) -> None:
+    """As `_gradients`, which are differentiated for the arguments and the cotangents."""
+    generator = torch.Generator().manual_seed(1)
+    leaves = [t for t in tensors if t.requires_grad]
+    followed = {id(r): r for r in results if isinstance(r, torch.Tensor) and r.requires_grad}.values()
+    if not followed or not leaves:
+        return
+    cotangents = [_cotangent(r, generator).requires_grad_() for r in followed]
+    try:
+        first = torch.autograd.grad(list(followed), leaves, cotangents, allow_unused=True, create_graph=True)
+        for k, g in enumerate(first):
+            sight.facts[f"gradient {k} is there"] = g is not None
+            if g is not None:
+                sight.values[f"gradient {k}"] = g.detach()
+        moving = [g for g in first if g is not None and g.requires_grad]
+        # A gradient that does not move with anything is differentiated to zeros, or not at all.
+        second = torch.autograd.grad(
+            moving, [*leaves, *cotangents], [_cotangent(g, generator) for g in moving], materialize_grads=True
+        )
+    except Exception as error:  # noqa: BLE001
+        sight.raised["backward"] = error
+        return
+    for k, g in enumerate(second):
+        sight.values[f"gradient of gradients {k}"] = g
 
 
 def _cotangent(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

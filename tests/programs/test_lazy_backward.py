@@ -161,14 +161,6 @@ def test_a_second_backward_needs_retain_graph() -> None:
         torch.autograd.grad(y, args)
 
 
-def test_the_gradient_of_a_gradient_is_refused_with_advice() -> None:
-    args = inputs()
-    y = compiled()(*args)
-    with pytest.raises(RuntimeError, match=r"create_graph=True.*without torch.compile"):
-        torch.autograd.grad(y, args, create_graph=True)
-    same(torch.autograd.grad(y, args), args)
-
-
 def test_arenas_are_shared_and_given_up() -> None:
     def run(size: int) -> weakref.ref[Arena]:
         spaces = Workspaces(lambda memory: memory[:1], size)

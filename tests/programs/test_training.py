@@ -267,14 +267,6 @@ def test_backward_refuses_what_eager_refuses(name: str, write: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_gradient_of_gradient_is_refused() -> None:
-    x = torch.randn(4, requires_grad=True)
-    (g,) = torch.autograd.grad(compiled(lambda t: t.sin().exp())(x).sum(), x)
-    assert not g.requires_grad
-    with pytest.raises(RuntimeError, match="no gradient of its gradient"):
-        torch.autograd.grad(compiled(lambda t: t.sin().exp())(x).sum(), x, create_graph=True)
-
-
 def test_gradients_of_any_layout() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     out = compiled(lambda t: t.sin().t())(x)

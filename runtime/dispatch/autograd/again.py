@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-
-def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    return tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d))
+from ..surroundings import Surroundings
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,7 @@ class Again:
     held      arguments that the program holds itself.
     results   results of the program that move, flat, each with the position of the graph's result.
     written   arguments that the program writes.
-    autocast  devices on which autocast is on, with its dtype.
+    surroundings  those in which the program was traced.
     """
 
     program: Callable[..., Any]
@@ -34,12 +28,4 @@ class Again:
     held: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
     written: frozenset[int]
-    autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=_autocast)
-
-    @contextmanager
-    def surroundings(self) -> Iterator[None]:
-        """The context in which the program ran."""
-        with ExitStack() as stack:
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            yield
+    surroundings: Surroundings = field(default_factory=Surroundings)

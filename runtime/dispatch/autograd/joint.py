@@ -88,17 +88,14 @@ class Gradients:
         return tuple(k for k, way in zip(self.inputs, self.reached, strict=False) if way & whole != whole)
 
 
-def differentiate(
-    inputs: Inputs, recorder: Recorder, entered: Entered, found: Found, saved: Saved, border: Border
-) -> tuple[Gradients, list[Any]] | None:
-    """Record the gradients of `found`'s results for every input that requires grad; returns also their nodes. None when no result depends
+def differentiate(program: Differentiated) -> tuple[Gradients, list[Any]] | None:
+    """Record the gradients of a program's results for every input that requires grad; returns also their nodes. None when no result depends
     on such an input. Raises what autograd raises: a tensor that it needs was written in place, a formula is missing.
     """
-    differentiated = _Differentiated(inputs, recorder, entered, found, saved, border)
-    return differentiated.record() if differentiated.is_needed() else None
+    return program.record() if program.is_needed() else None
 
 
-class _Differentiated:
+class Differentiated:
     """A recorded program whose gradients are to be recorded.
 
     followed  results that autograd follows; made  tensor subclasses among the results.
@@ -126,14 +123,14 @@ class _Differentiated:
 
     def record(self) -> tuple[Gradients, list[Any]]:
         recorder, saved = self.recorder, self.saved
-        forms, tangents = self._tangents()
+        forms, tangents = self.tangents()
         ways = Ways(self.results) if len(self.results) > 1 else None
         reached = ways.to([e for _, e in [*self.wanted, *self.edges]]) if ways else ()
         once = _runs_once(self.results, saved)
         leaves = leaves_in_order([get_gradient_edge(t) for t in self.results], [e for _, e in self.wanted])
         recorder.origin, recorder.backward = None, True
         saved.tangents_of = ways.nodes if ways else {}
-        gradients = self._gradients(tangents)
+        gradients = self.gradients(tangents)
         reads = BackwardReads(self.inputs, recorder, self.entered, self.found, self.border, saved.read)
         reads.check()
         watched_inputs = reads.watched_inputs()
@@ -162,19 +159,19 @@ class _Differentiated:
             leaves=self._leaves(leaves),
         ), nodes
 
-    def _tangents(self) -> tuple[list[Any], list[Any]]:
+    def tangents(self) -> tuple[list[Any], list[Any]]:
         """The forms of the tangents of tensor subclasses, and the tangents of all results."""
         alike = [self.found.outputs[k].meta["val"] for k, _ in self.followed]
         with self.recorder, torch.no_grad():
             expected = [like_tangent(r.traced) for r in self.made]
         for wrapper, form in expected:
             alike += form.take(wrapper)
-        dense = iter(_tangents(self.recorder, alike, self.inputs.fake_mode))
+        dense = iter(tangent_placeholders(self.recorder, alike, self.inputs.fake_mode))
         forms = [form for _, form in expected]
         return forms, [next(dense) for _ in self.followed] + [form.put(dense) for form in forms]
 
-    def _gradients(self, tangents: list[Any]) -> Sequence[torch.Tensor | None]:
-        """What autograd gives; recorded as it runs. Raises `UnsupportedError` where it writes to what others see."""
+    def gradients(self, tangents: list[Any], create_graph: bool = False) -> Sequence[torch.Tensor | None]:
+        """What autograd gives for `wanted` and `edges`; recorded as it runs. Raises `UnsupportedError` where it writes to what others see."""
         edges = [e for _, e in [*self.wanted, *self.edges]]
         kept = _kept(self.recorder, self.inputs, self.entered, self.found, tangents)
         # Anomaly mode looks at values.
@@ -183,7 +180,7 @@ class _Differentiated:
             of_gradients(self.inputs.fake_mode.shape_env),
             torch.autograd.set_detect_anomaly(False),
         ):
-            gradients = own_grad(self.results, edges, tangents, allow_unused=True)
+            gradients = own_grad(self.results, edges, tangents, allow_unused=True, create_graph=create_graph)
         _check_unwritten(kept)
         return gradients
 
@@ -326,8 +323,10 @@ class Saved:
         return t
 
 
-def _tangents(recorder: Recorder, results: Sequence[torch.Tensor], fake_mode: Any) -> list[torch.Tensor]:
-    """Placeholders after the inputs, laid out as `results` are, where those are dense (row-major for sizes known only later)."""
+def tangent_placeholders(
+    recorder: Recorder, results: Sequence[torch.Tensor], fake_mode: Any, name: str = "tangent"
+) -> list[torch.Tensor]:
+    """Placeholders after those that there are, laid out as `results` are, where those are dense (row-major for sizes known only later)."""
     graph = recorder.graph
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     tangents = []
@@ -339,7 +338,7 @@ def _tangents(recorder: Recorder, results: Sequence[torch.Tensor], fake_mode: An
             else:
                 tangent = torch.empty(layout.size, dtype=like.dtype, device=like.device)
         with graph.inserting_after(last):
-            last = graph.placeholder(f"tangent{k}")
+            last = graph.placeholder(f"{name}{k}")
         last.meta |= {"val": tangent, "tangent": True, "backward": True}
         recorder.regions.add(tangent, last)
         tangents.append(tangent)

@@ -10,13 +10,23 @@ import torch
 from torch import fx
 
 from ....errors import UnsupportedError
-from ....generated.decompositions import CHOICES, CONTROL, FOLLOWED, FUNCTIONS, INLINED, REFUSED_FUNCTIONS, UNFOLDED
+from ....generated.decompositions import (
+    CHOICES,
+    CONTROL,
+    CUSTOM_GRADIENTS,
+    FOLLOWED,
+    FUNCTIONS,
+    INLINED,
+    REFUSED_FUNCTIONS,
+    UNFOLDED,
+)
 from ...torch_compat import (
     HigherOrderOperator,
     TorchFunctionMode,
     below_autograd,
     by_operators,
     pytree,
+    switch_grad_mode,
     tag_activation_checkpoint,
     with_effects,
 )
@@ -65,6 +75,8 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 )
             case "call_function" if called in CHOICES:
                 env[node] = recorder.handlers.choice(recorder, node.target, load(node.args), load(node.kwargs))
+            case "call_function" if called in CUSTOM_GRADIENTS and recorder.twice:
+                env[node] = _twice(node.target, list(load(node.args)), load(node.kwargs))
             case "call_function":
                 env[node] = call(recorder, node.target, load(node.args), load(node.kwargs))
             case "call_method":
@@ -81,6 +93,32 @@ def run_graph(gm: fx.GraphModule, args: Sequence[Any], attributes: Mapping[str, 
                 recorder.origin = None
                 return load(node.args[0])
     raise AssertionError("a graph without an output")
+
+
+def _twice(op: HigherOrderOperator, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An autograd function of the program whose gradients are to be differentiated."""
+    where = CUSTOM_GRADIENTS[op.name()]
+    args[where] = _differentiable(args[where])
+    return op(*args, **kwargs)
+
+
+def _differentiable(backward: fx.GraphModule) -> fx.GraphModule:
+    """The backward of an autograd function of the program, without the calls at its ends by which Dynamo keeps its gradients from being
+    differentiated. Raises `UnsupportedError` where it switches grad mode inside as well.
+    """
+    switches = [n for n in backward.graph.nodes if n.target is switch_grad_mode]
+    calls = [n for n in backward.graph.nodes if n.op not in ("placeholder", "output")]
+    ends = (
+        [n for n, mode in zip((calls[0], calls[-1]), (False, True), strict=True) if n.args == (mode,)] if calls else []
+    )
+    if switches != ends:
+        raise UnsupportedError("the backward of an autograd function of the program switches grad mode")
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(backward.graph, {}))
+    for node in list(graph.nodes):
+        if node.target is switch_grad_mode:
+            graph.erase_node(node)
+    return fx.GraphModule(backward, graph)
 
 
 def _unfolded(op: Any, args: Any, kwargs: Any) -> Any:

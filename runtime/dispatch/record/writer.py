@@ -15,6 +15,7 @@ from ....generated.dispatch_tables import ROLES
 from ...ir.routines import OWN_MEMORY
 from ...torch_compat import OpOverload, is_zerotensor, running_node, sequence_number
 from ..operators.corrections import run_fake
+from ..operators.effects import has_effect
 from ..operators.fake_memo import FakeMemo
 from ..operators.schema import op_info
 from ..storage.regions import Regions, Value, beyond_strides, is_strided
@@ -36,10 +37,12 @@ class GraphWriter:
     makers   the node that made a tensor object, by the object's id.
     backward whether the program's gradients are being computed: nodes say so in their metadata.
     truth    says where a mask, of a node of a graph with these constants, lets scores through; None: nothing is known. `truths` are its answers.
+    twice    whether the program's gradients are to be differentiated once more: they are computed with grad mode.
     region   the checkpointed region that runs now (`checkpoint.py`), of `region_count` so far; nodes say so in their metadata.
     """
 
     backward = False
+    twice = False
     region: int | None = None
     region_count = 0
     truth: Callable[[fx.Node, Mapping[str, torch.Tensor]], Truth] | None = None
@@ -88,7 +91,7 @@ class GraphWriter:
         self.makers[id(val)] = node
         if self.backward:
             meta["backward"] = True
-            if keep and torch.is_grad_enabled():
+            if keep and torch.is_grad_enabled() and not (self.twice and has_effect(op)):
                 # Autograd's own formulas run without grad mode: this is a checkpointed function that torch runs a second time.
                 raise UnsupportedError(
                     f"{op} would run a second time with other random numbers or effects{self.where()}"

@@ -84,7 +84,8 @@ def is_static(value: Any) -> bool:
 class Inputs:
     """The flat inputs of one trace.
 
-    given     what the caller passed (real or fake tensors, numbers); `fakes` the fake tensors that the program runs on.
+    given     what the caller passed (real or fake tensors, numbers); `alike` fake tensors of the same kinds, and `fakes` those that the
+              program runs on.
     merged    groups of inputs that enter as one base.
     """
 
@@ -98,6 +99,7 @@ class Inputs:
     edges: list[Any] = field(default_factory=list)
     requires_grad: list[bool] = field(default_factory=list)
     training: bool = False
+    alike: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -111,6 +113,7 @@ class Inputs:
             _check_history(t)
         fake_mode = fake_mode_of(given)
         fakes = [to_fake(v, fake_mode, s) for v, s in zip(given, sources or [None] * len(given), strict=True)]
+        alike = list(fakes)
         same: list[int | None] = [None] * len(fakes)
         first: dict[int, int] = {}
         for k, t in enumerate(fakes):
@@ -132,7 +135,7 @@ class Inputs:
         layouts = [Layout.of(t) if isinstance(t, torch.Tensor) else None for t in fakes]
         versions = [version_of(t) for t in fakes]
         grads = [isinstance(t, torch.Tensor) and t.requires_grad for t in fakes]
-        return cls(list(given), fakes, fake_mode, [], layouts, same, versions, edges, grads, training)
+        return cls(list(given), fakes, fake_mode, [], layouts, same, versions, edges, grads, training, alike)
 
     def version_moved(self, i: int) -> bool:
         """Whether the program bumped the version counter of input `i`."""

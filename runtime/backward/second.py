@@ -1,0 +1,256 @@
+"""The backward of a training graph where its gradients are differentiated once more (`create_graph=True`).
+
+Autograd sees the gradients as results of another autograd function, of the tangents and of what the forward has saved. Its formulas come from
+a second trace of the program (`dispatch.autograd.second`), made when they are first asked for, in which saved values stand in the place of
+what computes them: random values are those of the forward, and little of it runs again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError, first_line
+from ..dispatch.autograd.joint import written_since
+from ..dispatch.autograd.second import SecondOrder
+from ..dispatch.storage.inputs import version_of
+from ..partition.second_order import Numbering, Part, part_between
+from ..torch_compat import in_transform, no_modes
+from .compiled import CompiledBackward
+
+Program = Callable[..., Any]
+Unsaved = tuple[torch.Tensor | None, Callable[[], torch.Tensor | None], int | None]
+"""Of an argument that the forward has not saved: a tensor that has its history (None where autograd does not follow it), itself as long as somebody
+else holds it, and its version in the forward."""
+
+
+class DifferentiableBackward:
+    """Gradients of a training graph that autograd follows. Threads may call it at once."""
+
+    def __init__(
+        self,
+        backward: CompiledBackward,
+        joint: fx.GraphModule,
+        twice: Callable[[], SecondOrder] | None,
+        compile: Callable[[Program, Sequence[Any]], Program],
+    ) -> None:
+        """`joint` is what `backward` was cut from; `twice` traces it with gradients of its gradients (None: not supported); `compile` makes a
+        function of a program and arguments like those that it will get, which autograd can follow as well.
+        """
+        self._backward, self._joint, self._twice, self._compile = backward, joint, twice, compile
+        self._traced: SavedProgram | None = None
+        self._compiled: dict[Any, Program] = {}
+        self._lock = threading.RLock()
+
+    def __call__(
+        self, saved: Sequence[Any], tangents: Sequence[torch.Tensor], unsaved: Sequence[Unsaved], undefined: int
+    ) -> list[Any]:
+        """The gradients, in the order of `Gradients.inputs`.
+
+        saved      what the forward has saved; inputs with their history.
+        tangents   one for each result that autograd follows.
+        unsaved    the further arguments (`CompiledBackward.unsaved`).
+        undefined  the tangents, as bits, that stand for results without a gradient.
+        Raises RuntimeError where the gradients cannot be differentiated.
+        """
+        traced = self._trace()
+        arguments = traced.arguments(saved, tangents, unsaved)
+        key = tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
+        run = self._compiled.get(key)
+        if run is None:
+            with self._lock, no_modes():
+                run = self._compiled.get(key) or self._compiled.setdefault(
+                    key, self._compile(traced.program, arguments)
+                )
+        unreached = self._backward.unreached(undefined)
+        found = iter(run(*arguments))
+        given = [None if g is None else next(found) for g in traced.order.gradients]
+        return [None if k in unreached else g for k, g in enumerate(given)]
+
+    def _trace(self) -> SavedProgram:
+        if in_transform():
+            raise refused("inside of vmap")
+        with self._lock, no_modes():
+            if self._traced is None:
+                if self._twice is None or self._backward.symbolic:
+                    raise refused("with sizes that are symbols" if self._twice else "of this kind of graph")
+                try:
+                    self._traced = SavedProgram(self._backward, self._joint, self._twice())
+                except UnsupportedError as error:
+                    raise refused(f"({first_line(error)})") from error
+            return self._traced
+
+
+def refused(what: str) -> RuntimeError:
+    """The error for gradients that cannot be differentiated."""
+    return RuntimeError(
+        f"a compiled graph has no gradient of its gradient (create_graph=True) {what}; run this part without torch.compile"
+    )
+
+
+class SavedProgram:
+    """The gradients of a training graph as a program of what it has saved.
+
+    order    the trace.
+    program  takes `arguments`, and returns those gradients that there are; autograd can follow it.
+    """
+
+    def __init__(self, backward: CompiledBackward, joint: fx.GraphModule, order: SecondOrder) -> None:
+        self.order = order
+        nodes = list(order.graph.graph.nodes)
+        inputs = [n for n in nodes if n.op == "placeholder"][: backward.arguments]
+        self._saved = _saved_nodes(backward, joint, order, inputs)
+        self._unsaved = {inputs[k]: n for n, k in enumerate(backward.unsaved)}
+        self._tangents = {n: k for k, n in enumerate(order.tangents)}
+        given = [n for n in order.given if n is not None]
+        self._constants = {n: getattr(order.graph, str(n.target)) for n in nodes if n.op == "get_attr"}
+        known = [*self._saved, *self._unsaved, *self._constants, *order.tangents]
+        first = part_between(order.graph, known, [g for g in order.gradients if g is not None])
+        second = part_between(order.graph, [*known, *given], order.second)
+        self._read = {n for part in (first, second) for n in part.taken if n not in given}
+        gradients = dict(
+            zip([*(inputs[k] for k in backward.gradients.inputs), *order.tangents], order.second, strict=True)
+        )
+        self._followed = {n for n, g in gradients.items() if g is not None}
+        self._arguments = [n for n in nodes if n in self._read or n in self._followed]
+        places = {n: k for k, n in enumerate(gradients)}
+        moves = [m is not None for g, m in zip(order.gradients, order.given, strict=True) if g is not None]
+        self.program = _function(first, second, self._arguments, given, [places.get(n) for n in self._arguments], moves)
+
+    def arguments(
+        self, saved: Sequence[Any], tangents: Sequence[torch.Tensor], unsaved: Sequence[Unsaved]
+    ) -> list[torch.Tensor]:
+        """What `program` takes, as for `DifferentiableBackward`."""
+        found = []
+        for n in self._arguments:
+            if n in self._tangents:
+                found.append(tangents[self._tangents[n]])
+            elif n in self._constants:
+                found.append(self._constants[n])
+            elif n not in self._saved:
+                history, itself, version = unsaved[self._unsaved[n]]
+                if n in self._read:
+                    history = _unwritten(n.name, itself(), version)
+                assert history is not None
+                found.append(history)
+            elif n not in self._followed:
+                found.append(saved[self._saved[n]].detach())
+            elif n in self._unsaved:  # saved is a copy
+                found.append(_Carried.apply(unsaved[self._unsaved[n]][0], saved[self._saved[n]]))
+            else:
+                found.append(saved[self._saved[n]])
+        return found
+
+
+def _unwritten(name: str, t: torch.Tensor | None, version: int | None) -> torch.Tensor:
+    if t is None:
+        raise refused(f"that needs {name}, which the forward has not kept and nobody holds any more")
+    if version_of(t) != version:
+        raise written_since(t, version or 0)
+    return t
+
+
+def _saved_nodes(
+    backward: CompiledBackward, joint: fx.GraphModule, order: SecondOrder, inputs: Sequence[fx.Node]
+) -> dict[fx.Node, int]:
+    """The nodes of the second order whose values are saved, with their positions in `backward.saved`."""
+    found = {inputs[s.place[1]]: k for k, s in enumerate(backward.saved) if s.is_tensor and s.place[0] == "input"}
+    if backward.scaled:
+        return found  # the others are gradients
+    numbering = Numbering()
+    first, second = numbering.of(joint), numbering.of(order.graph)
+    names = {n.name: number for n, number in first.items()}
+    placeholders = [n for n in backward.graph.graph.nodes if n.op == "placeholder"]
+    kept = {}
+    for k, (s, n) in enumerate(zip(backward.saved, placeholders, strict=False)):
+        number = names.get(n.meta.get("copy_of", n.name))
+        if s.is_tensor and s.place[0] != "input" and number is not None:
+            kept[number] = k
+    return found | {n: kept[number] for n, number in second.items() if number in kept}
+
+
+def _function(
+    first: Part,
+    second: Part,
+    arguments: Sequence[fx.Node],
+    given: Sequence[fx.Node],
+    gradients: Sequence[int | None],
+    moves: Sequence[bool],
+) -> Program:
+    """An autograd function of the values of `arguments`: `first` computes its results, of which some move with these, and `second` its gradients, of
+    which `gradients` has the position for each argument.
+    """
+    place = {n: k for k, n in enumerate(arguments)}
+    own = {n: k for k, n in enumerate(given)}
+
+    class OfSaved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            ctx.save_for_backward(*tensors)
+            results = _distinct(first.graph(*(tensors[place[n]] for n in first.taken)), tensors)
+            ctx.mark_non_differentiable(*(r for r, moving in zip(results, moves, strict=True) if not moving))
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            if torch.is_grad_enabled():
+                raise refused("twice")
+            tensors = ctx.saved_tensors
+            moving = [t for t, moves_too in zip(tangents, moves, strict=True) if moves_too]
+            found = second.graph(*(moving[own[n]] if n in own else tensors[place[n]] for n in second.taken))
+            return tuple(None if k is None else found[k] for k in gradients)
+
+    return OfSaved.apply
+
+
+def _distinct(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results, each in memory of its own, as autograd wants what a function returns: gradients may be views, of tangents for one, and one tensor
+    may be several gradients.
+    """
+    seen = {t.untyped_storage()._cdata for t in arguments}
+    found = []
+    for t in results:
+        own = t.clone() if t._is_view() or t.untyped_storage()._cdata in seen else t
+        seen.add(own.untyped_storage()._cdata)
+        found.append(own)
+    return tuple(found)
+
+
+class _Edge(torch.autograd.Function):
+    """A tensor of the sizes of another one, without memory, whose gradient is that one's: who holds it does not keep the other in memory, and a write
+    into the other does not move it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return t.new_empty(()).expand(t.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0]
+
+
+class _Carried(torch.autograd.Function):
+    """A value with the history of another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, history: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
+
+
+def unsaved(t: torch.Tensor) -> Unsaved:
+    """What is kept of an argument that is not saved."""
+    history = None
+    if t.requires_grad:
+        with torch.enable_grad():
+            history = t if t.is_leaf else _Edge.apply(t)
+    return history, weakref.ref(t), version_of(t)
