@@ -21,7 +21,7 @@ from .backward.variants import Variants, interpreted
 from .compile_graph import compile_graph
 from .config import Config, current
 from .dispatch.autograd.joint import Gradients
-from .dispatch.autograd.second import SecondOrder
+from .dispatch.autograd.second import SecondOrder, Twice
 from .dispatch.operators.schema import op_info
 from .dispatch.storage.overlap import is_dense
 from .dispatch.storage.regions import Layout, is_strided
@@ -243,8 +243,8 @@ def compile_training(
     return bind_function(backward, forward, variants, differentiable), artifacts, parts.written.values()
 
 
-def _rewritten_twice(twice: Callable[[], SecondOrder], cfg: Config) -> SecondOrder:
-    order = twice()
+def _rewritten_twice(twice: Twice, cfg: Config, sizes: Mapping[Any, Any]) -> SecondOrder:
+    order = twice(sizes)
     if cfg.rewrites:
         rewrite(order.graph, RULES)
     return order

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from ...errors import UnsupportedError, first_line
 from ..dispatch.autograd.joint import written_since
-from ..dispatch.autograd.second import SecondOrder
+from ..dispatch.autograd.second import SecondOrder, Twice
 from ..dispatch.storage.inputs import version_of
 from ..partition.second_order import Numbering, Part, part_between
 from ..torch_compat import in_transform, no_modes
@@ -36,14 +37,14 @@ class DifferentiableBackward:
         self,
         backward: CompiledBackward,
         joint: fx.GraphModule,
-        twice: Callable[[], SecondOrder] | None,
+        twice: Twice | None,
         compile: Callable[[Program, Sequence[Any]], Program],
     ) -> None:
         """`joint` is what `backward` was cut from; `twice` traces it with gradients of its gradients (None: not supported); `compile` makes a
         function of a program and arguments like those that it will get, which autograd can follow as well.
         """
         self._backward, self._joint, self._twice, self._compile = backward, joint, twice, compile
-        self._traced: SavedProgram | None = None
+        self._traced: dict[Any, SavedProgram] = {}
         self._compiled: dict[Any, Program] = {}
         self._lock = threading.RLock()
 
@@ -58,7 +59,7 @@ class DifferentiableBackward:
         undefined  the tangents, as bits, that stand for results without a gradient.
         Raises RuntimeError where the gradients cannot be differentiated.
         """
-        traced = self._trace()
+        traced = self._trace([*saved, *tangents])
         arguments = traced.arguments(saved, tangents, unsaved)
         key = tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
         run = self._compiled.get(key)
@@ -72,18 +73,37 @@ class DifferentiableBackward:
         given = [None if g is None else next(found) for g in traced.order.gradients]
         return [None if k in unreached else g for k, g in enumerate(given)]
 
-    def _trace(self) -> SavedProgram:
+    def _trace(self, given: Sequence[Any]) -> SavedProgram:
         if in_transform():
             raise refused("inside of vmap")
+        sizes = _sizes(self._backward.graph, given) if self._backward.symbolic else {}
+        key = tuple(sizes.items())
         with self._lock, no_modes():
-            if self._traced is None:
-                if self._twice is None or self._backward.symbolic:
-                    raise refused("with sizes that are symbols" if self._twice else "of this kind of graph")
+            if key not in self._traced:
+                if self._twice is None:
+                    raise refused("here: it has tensor subclasses, or tangents of forward-mode differentiation")
                 try:
-                    self._traced = SavedProgram(self._backward, self._joint, self._twice())
+                    self._traced[key] = SavedProgram(self._backward, self._joint, self._twice(sizes), sizes)
                 except UnsupportedError as error:
                     raise refused(f"({first_line(error)})") from error
-            return self._traced
+            return self._traced[key]
+
+
+def _sizes(backward: fx.GraphModule, given: Sequence[Any]) -> dict[Any, Any]:
+    """The values of those symbols that are sizes, strides or numbers among what a backward is `given`."""
+    found: dict[Any, Any] = {}
+    for node, value in zip((n for n in backward.graph.nodes if n.op == "placeholder"), given, strict=True):
+        like = node.meta["val"]
+        tensor = isinstance(like, torch.Tensor)
+        pairs = (
+            zip((*like.shape, *like.stride()), (*value.shape, *value.stride()), strict=True)
+            if tensor
+            else [(like, value)]
+        )
+        for n, actual in pairs:
+            if isinstance(n, torch.SymInt) and n.node.expr.is_symbol:
+                found.setdefault(n.node.expr, sympy.Integer(int(actual)))
+    return found
 
 
 def refused(what: str) -> RuntimeError:
@@ -100,11 +120,14 @@ class SavedProgram:
     program  takes `arguments`, and returns those gradients that there are; autograd can follow it.
     """
 
-    def __init__(self, backward: CompiledBackward, joint: fx.GraphModule, order: SecondOrder) -> None:
+    def __init__(
+        self, backward: CompiledBackward, joint: fx.GraphModule, order: SecondOrder, sizes: Mapping[Any, Any]
+    ) -> None:
+        """`sizes`: those for which `order` was traced, instead of the symbols in `joint`."""
         self.order = order
         nodes = list(order.graph.graph.nodes)
         inputs = [n for n in nodes if n.op == "placeholder"][: backward.arguments]
-        self._saved = _saved_nodes(backward, joint, order, inputs)
+        self._saved = _saved_nodes(backward, joint, order, inputs, sizes)
         self._unsaved = {inputs[k]: n for n, k in enumerate(backward.unsaved)}
         self._tangents = {n: k for k, n in enumerate(order.tangents)}
         given = [n for n in order.given if n is not None]
@@ -156,17 +179,21 @@ def _unwritten(name: str, t: torch.Tensor | None, version: int | None) -> torch.
 
 
 def _saved_nodes(
-    backward: CompiledBackward, joint: fx.GraphModule, order: SecondOrder, inputs: Sequence[fx.Node]
+    backward: CompiledBackward,
+    joint: fx.GraphModule,
+    order: SecondOrder,
+    inputs: Sequence[fx.Node],
+    sizes: Mapping[Any, Any],
 ) -> dict[fx.Node, int]:
     """The nodes of the second order whose values are saved, with their positions in `backward.saved`."""
     found = {inputs[s.place[1]]: k for k, s in enumerate(backward.saved) if s.is_tensor and s.place[0] == "input"}
     if backward.scaled:
         return found  # the others are gradients
     numbering = Numbering()
-    first, second = numbering.of(joint), numbering.of(order.graph)
+    first, second = numbering.of(joint, sizes), numbering.of(order.graph)
     names = {n.name: number for n, number in first.items()}
     placeholders = [n for n in backward.graph.graph.nodes if n.op == "placeholder"]
-    kept = {}
+    kept: dict[Any, int] = {}
     for k, (s, n) in enumerate(zip(backward.saved, placeholders, strict=False)):
         number = names.get(n.meta.get("copy_of", n.name))
         if s.is_tensor and s.place[0] != "input" and number is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from . import handlers
 from .autograd.effects import check_effects, gradient_of
 from .autograd.forward_mode import DualProgram, tangent_of
 from .autograd.joint import Differentiated, Gradients, Saved, differentiate
-from .autograd.second import SecondOrder, differentiate_twice
+from .autograd.second import SecondOrder, Twice, differentiate_twice
 from .metadata.outcome import Found, analyze
 from .randomness.streams import Draws
 from .record.dead import finish
@@ -44,7 +44,7 @@ from .record.known import Truth
 from .record.lifted import LiftedModule
 from .record.recorder import Recorder
 from .record.restart import Restart
-from .storage.inputs import Inputs, Lift, lifted_attributes, sources_of
+from .storage.inputs import Inputs, Lift, lifted_attributes, of_sizes, sources_of, symbols_of
 from .storage.merge import enter_inputs
 from .subclasses.border import Border
 from .surroundings import Surroundings
@@ -76,7 +76,7 @@ class Traced:
     border  tensor subclasses among its inputs and outputs, None where there are none. Flat inputs and outputs of `meta` are what is
              inside of them.
     grad_mode_after  the grad mode that the program leaves behind, None where it is the one it was called with.
-    twice  traces it once more, with the gradients of its gradients; None where that is not supported.
+    twice  traces it once more, for these sizes instead of symbols, with the gradients of its gradients; None where that is not supported.
     """
 
     graph: fx.GraphModule
@@ -89,7 +89,7 @@ class Traced:
     turns_grad_on: bool = False
     border: Border | None = None
     grad_mode_after: bool | None = None
-    twice: Callable[[], SecondOrder] | None = None
+    twice: Twice | None = None
 
     @property
     def boxed(self) -> bool:
@@ -320,16 +320,17 @@ class _Attempt:
             twice=None if gradients is None or isinstance(gm, DualProgram) or self.border.any else self._twice(),
         )
 
-    def _twice(self) -> Callable[[], SecondOrder]:
+    def _twice(self) -> Twice:
         """Traces the program once more, as it was traced now; holds no input."""
         alike, lifted = self.inputs.alike, self.request.lifted
         fakes = [(name, t) for (name, _), t in zip(lifted, alike[len(alike) - len(lifted) :], strict=True)]
         request = replace(self.request, given=alike, lifted=fakes)
         copies, merged, surroundings = self.copies, self.inputs.merged, Surroundings()
 
-        def twice() -> SecondOrder:
+        def twice(sizes: Mapping[Any, Any]) -> SecondOrder:
+            given = of_sizes(alike, sizes) if symbols_of(alike) else alike
             with surroundings.entered():
-                return _Attempt(request, copies, merged, True).trace_twice()
+                return _Attempt(replace(request, given=given), copies, merged, True).trace_twice()
 
         return twice
 

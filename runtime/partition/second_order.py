@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ class Numbering:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
 
-    def of(self, gm: fx.GraphModule) -> dict[fx.Node, int]:
-        """The numbers of a graph's values. Placeholders are told apart by their position; calls that may differ, of random numbers for one, by how
-        many of their operator come before.
+    def of(self, gm: fx.GraphModule, sizes: Mapping[Any, Any] = MappingProxyType({})) -> dict[fx.Node, Hashable]:
+        """The numbers of a graph's values, with `sizes` for its symbols (a size that is known is itself). Placeholders are told apart by their
+        position; calls that may differ, of random numbers for one, by how many of their operator come before.
         """
-        found: dict[fx.Node, int] = {}
+        found: dict[fx.Node, Hashable] = {}
         calls: dict[Any, int] = {}
         for k, node in enumerate(gm.graph.nodes):
             if node.op == "output":
@@ -38,13 +39,17 @@ class Numbering:
             elif not gives_the_same(node.target):
                 which = calls[target] = calls.get(target, 0) + 1
             form = (node.op, target, which, _form(node.args, found), _form(sorted(node.kwargs.items()), found))
-            found[node] = self._numbers.setdefault(form, len(self._numbers))
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and not (n := value.node.expr.xreplace(sizes)).free_symbols:
+                found[node] = _form(int(n), found)
+            else:
+                found[node] = self._numbers.setdefault(form, len(self._numbers))
         return found
 
 
-def _form(value: Any, numbers: dict[fx.Node, int]) -> Hashable:
+def _form(value: Any, numbers: dict[fx.Node, Hashable]) -> Hashable:
     if isinstance(value, fx.Node):
-        return ("value", numbers[value])
+        return numbers[value]
     if isinstance(value, (list, tuple)):
         return tuple(_form(v, numbers) for v in value)
     if isinstance(value, (int, float, bool, str, type(None), torch.dtype, torch.device, complex)):

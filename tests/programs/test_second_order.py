@@ -267,3 +267,49 @@ def test_an_operator_without_a_second_gradient_is_named() -> None:
     with pytest.raises(RuntimeError, match="attention"):
         torch.autograd.grad(y.sum(), q, create_graph=True)
     torch.autograd.grad(y.sum(), q)  # nothing is lost
+
+
+def test_rows_at_once() -> None:
+    """`is_grads_batched`, of a gradient and of a gradient's gradient."""
+
+    def program(run: Callable[..., Any]) -> list[torch.Tensor]:
+        x = numbers(3, 4).requires_grad_()
+        y = run(x)
+        rows = torch.eye(3, dtype=torch.float64)
+        (g,) = torch.autograd.grad(y, x, rows, is_grads_batched=True, create_graph=True)
+        (h,) = torch.autograd.grad(g.square().sum(), x, retain_graph=True)
+        (once,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (k,) = torch.autograd.grad(once, x, numbers(5, 3, 4), is_grads_batched=True)
+        return [g.detach(), h, k]
+
+    def network(x: Any) -> Any:
+        return (x.sin() * x.roll(1, 0)).sum(1).exp()
+
+    same(program(compiled(network)), program(network))
+    x = numbers(4)
+    vectorized = torch.autograd.functional.hessian(compiled(lambda t: network(t[:, None]).sum()), x, vectorize=True)
+    torch.testing.assert_close(vectorized, torch.autograd.functional.hessian(lambda t: network(t[:, None]).sum(), x))
+
+
+@pytest.mark.parametrize("name", ["mlp", "norm", "sine of a sum", "views", "cross entropy", "written inside"])
+def test_sizes_that_are_symbols(name: str) -> None:
+    program, given = PROGRAMS[name]
+    torch._dynamo.reset()
+    run = torch.compile(program, backend="opforge", options=STRICT, dynamic=True)
+    same(twice(run, given), twice(program, given))
+    taller = [torch.cat([t, t]) if k == 0 or t.shape[0] == given[0].shape[0] else t for k, t in enumerate(given)]
+    if name in ("mlp", "norm", "cross entropy", "written inside"):
+        opforge.reset_stats()
+        same(twice(run, taller), twice(program, taller))
+        assert opforge.stats()["graphs"] == 1, "only what depends on the sizes is compiled again"
+
+
+def test_sizes_from_data() -> None:
+    def program(x: Any) -> Any:
+        return x[x > 0].sin() * x.sum()
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(program, backend="opforge", options=STRICT, fullgraph=True)
+        for seed in range(2):
+            same(twice(run, [numbers(6, seed=seed)]), twice(program, [numbers(6, seed=seed)]))

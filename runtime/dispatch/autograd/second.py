@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +15,9 @@ from ...torch_compat import own_grad
 from ..record.dead import finish
 from ..symbols.kernels import of_gradients
 from .joint import Differentiated, tangent_placeholders
+
+Twice = Callable[[Mapping[Any, Any]], "SecondOrder"]
+"""Traces a program once more, with numbers for its symbols of sizes."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,6 +173,49 @@ def _check_history(t: Any) -> None:
             _ = t.is_leaf
         except RuntimeError as error:
             raise UnsupportedError(f"autograd cannot tell where an input comes from: {error}") from error
+
+
+def symbols_of(values: Sequence[Any]) -> set[Any]:
+    """The symbols in numbers, and in the sizes and strides of tensors."""
+    parts: list[Any] = []
+    for v in values:
+        parts += [*v.shape, *v.stride(), v.storage_offset()] if isinstance(v, torch.Tensor) else [v]
+    return set().union(*(p.node.expr.free_symbols for p in parts if isinstance(p, torch.SymInt)))
+
+
+def of_sizes(values: Sequence[Any], sizes: Mapping[Any, Any]) -> list[Any]:
+    """Fake tensors and numbers like these, with numbers for their symbols. Raises `UnsupportedError` where some are not known, or tensors share
+    memory.
+    """
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+    made: dict[int, Any] = {}
+    seen: set[int] = set()
+
+    def number(n: Any) -> Any:
+        if not isinstance(n, torch.SymInt):
+            return n
+        found = n.node.expr.xreplace(sizes)
+        if found.free_symbols:
+            raise UnsupportedError(f"nothing tells the size {n}")
+        return int(found)
+
+    for v in values:
+        if not isinstance(v, torch.Tensor):
+            if isinstance(v, (torch.SymFloat, torch.SymBool)):
+                raise UnsupportedError("an input is a number that changes")
+            made[id(v)] = number(v)
+        elif id(v) not in made:
+            key = v.untyped_storage()._cdata
+            if key in seen:
+                raise UnsupportedError("inputs share memory")
+            seen.add(key)
+            with fake_mode:
+                t = torch.empty_strided(
+                    [number(n) for n in v.shape], [number(n) for n in v.stride()], dtype=v.dtype, device=v.device
+                )
+                t.requires_grad_(v.requires_grad)
+                made[id(v)] = t if v.is_leaf else computed(t)
+    return [made[id(v)] for v in values]
 
 
 class _NotALeaf(torch.autograd.Function):
