@@ -99,6 +99,8 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
     inside = {k for r in gradients.wrapped_results for k in r.dense}
     read = {*gradients.tangents, *gradients.watched_results, *inside, *(k for where, k in places if where == "output")}
     written = {p: k for p, k in written.items() if p not in gradients.inputs and k not in read}
+    tensors = [k for k, n in enumerate(placeholders[:arguments]) if isinstance(n.meta["val"], torch.Tensor)]
+    of_parameters, others = _kinds(traced, symbolic)
     backward = CompiledBackward(
         graph=parts.backward,
         arguments=arguments,
@@ -112,9 +114,24 @@ def split(traced: Traced, cfg: Config | None = None, written: Mapping[int, int] 
         symbolic=symbolic,
         into=early or ({} if symbolic or cfg.cudagraphs or len(tangents) > 1 else written_over(parts)),
         scaled=bool(early),
+        weights=of_parameters if of_parameters and others else (),
+        others=others if of_parameters and others else (),
+        edges=tuple(tensors.index(k) if k in tensors else -1 for k in gradients.inputs),
         unsaved=_unsaved(placeholders[:arguments], saved) if traced.twice is not None else (),
     )
     return Split(parts.forward, backward, written)
+
+
+def _kinds(traced: Traced, symbolic: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the gradients of parameters and buffers, and of the others; () where the backward does not tell them apart."""
+    gradients, static = traced.gradients, traced.static_arguments
+    assert gradients is not None
+    if symbolic or gradients.wrapped_gradients or gradients.wrappers:
+        return (), ()
+    kinds: tuple[list[int], list[int]] = [], []
+    for k, n in enumerate(gradients.inputs):
+        kinds[n not in static].append(k)
+    return tuple(kinds[0]), tuple(kinds[1])
 
 
 def _unsaved(arguments: Sequence[fx.Node], saved: Sequence[Saved]) -> tuple[int, ...]:
@@ -243,8 +260,8 @@ def compile_training(
     return bind_function(backward, forward, variants, differentiable), artifacts, parts.written.values()
 
 
-def _rewritten_twice(twice: Twice, cfg: Config, sizes: Mapping[Any, Any]) -> SecondOrder:
-    order = twice(sizes)
+def _rewritten_twice(twice: Twice, cfg: Config, sizes: Mapping[Any, Any], left: Collection[int]) -> SecondOrder:
+    order = twice(sizes, left)
     if cfg.rewrites:
         rewrite(order.graph, RULES)
     return order

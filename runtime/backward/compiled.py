@@ -13,7 +13,7 @@ from torch import fx
 
 from ..dispatch.autograd.joint import Gradients
 from ..dispatch.storage.regions import Layout
-from ..partition.partial import without_tangents
+from ..partition.partial import without_gradients, without_tangents
 
 Place = tuple[str, int]
 """Where the autograd function has a value: ("input", k) of the graph; ("output", k) of the forward graph; ("wrapper", k) of the arguments
@@ -97,6 +97,9 @@ class CompiledBackward:
     symbolic    whether sizes are known only when the forward has run.
     into        positions in `saved` of tensors that gradients may be written over → of these gradients.
     scaled      whether all gradients are these tensors times the only tangent.
+    weights     gradients that are those of parameters, by position, and `others`, where the graph has both: who asks for the gradient of an input
+                only, as simulations do, does not pay for those of the parameters. () where that is not told apart.
+    edges       for each gradient its position among the edges of autograd's node.
     unsaved     tensors among the forward's arguments that are not saved: gradients of gradients may need them.
     """
 
@@ -112,6 +115,9 @@ class CompiledBackward:
     symbolic: bool = False
     into: Mapping[int, int] = field(default_factory=dict)
     scaled: bool = False
+    weights: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    edges: tuple[int, ...] = ()
     unsaved: tuple[int, ...] = ()
 
     @property
@@ -124,8 +130,16 @@ class CompiledBackward:
         given = self.every_tangent & ~undefined
         return {k for k, way in enumerate(self.gradients.reached) if not way & given}
 
-    def variant(self, undefined: int) -> fx.GraphModule:
-        """The graph for calls in which the tangents at the bits of `undefined` are undefined. Its placeholders are the same."""
+    def left_out(self, left: int) -> tuple[int, ...]:
+        """Positions of the gradients that nobody asks for: 1 for those of `weights`, 2 for `others`, 0 for none."""
+        return ((), self.weights, self.others)[left]
+
+    def variant(self, undefined: int, left: int = 0) -> fx.GraphModule:
+        """The graph for calls in which the tangents at the bits of `undefined` are undefined, and the gradients `left_out` are not asked for. Its
+        placeholders are the same.
+        """
+        if left:
+            return without_gradients(self.variant(undefined), self.left_out(left))
         if not undefined:
             return self.graph
         absent = {k for k in range(len(self.tangents)) if undefined >> k & 1}

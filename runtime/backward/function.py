@@ -22,6 +22,7 @@ from ..torch_compat import (
     skip_frame,
     tangents_may_be,
 )
+from .asked import left_out
 from .batched import backward_by_rows
 from .compiled import CompiledBackward, Described, described
 from .delivery import in_order, redirected
@@ -77,6 +78,9 @@ def bind_function(
         "coerced": coerced,
         "as_kept": as_kept,
         "counter_of": counter_of,
+        "left_out": left_out,
+        "weights": tuple(spec.edges[k] for k in spec.weights),
+        "others": tuple(spec.edges[k] for k in spec.others),
         "followed": followed or refuse_double_backward,
         "unsaved": unsaved,
         "given": tuple((k, s.expected) for k, s in enumerate(spec.saved) if s.expected is not None),

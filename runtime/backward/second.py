@@ -49,7 +49,12 @@ class DifferentiableBackward:
         self._lock = threading.RLock()
 
     def __call__(
-        self, saved: Sequence[Any], tangents: Sequence[torch.Tensor], unsaved: Sequence[Unsaved], undefined: int
+        self,
+        saved: Sequence[Any],
+        tangents: Sequence[torch.Tensor],
+        unsaved: Sequence[Unsaved],
+        undefined: int,
+        left: int,
     ) -> list[Any]:
         """The gradients, in the order of `Gradients.inputs`.
 
@@ -57,11 +62,12 @@ class DifferentiableBackward:
         tangents   one for each result that autograd follows.
         unsaved    the further arguments (`CompiledBackward.unsaved`).
         undefined  the tangents, as bits, that stand for results without a gradient.
+        left       which gradients are not asked for (`CompiledBackward.left_out`).
         Raises RuntimeError where the gradients cannot be differentiated.
         """
-        traced = self._trace([*saved, *tangents])
+        traced = self._trace([*saved, *tangents], left)
         arguments = traced.arguments(saved, tangents, unsaved)
-        key = tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
+        key = left, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
         run = self._compiled.get(key)
         if run is None:
             with self._lock, no_modes():
@@ -73,17 +79,18 @@ class DifferentiableBackward:
         given = [None if g is None else next(found) for g in traced.order.gradients]
         return [None if k in unreached else g for k, g in enumerate(given)]
 
-    def _trace(self, given: Sequence[Any]) -> SavedProgram:
+    def _trace(self, given: Sequence[Any], left: int) -> SavedProgram:
         if in_transform():
             raise refused("inside of vmap")
         sizes = _sizes(self._backward.graph, given) if self._backward.symbolic else {}
-        key = tuple(sizes.items())
+        key = left, *sizes.items()
         with self._lock, no_modes():
             if key not in self._traced:
                 if self._twice is None:
                     raise refused("here: it has tensor subclasses, or tangents of forward-mode differentiation")
                 try:
-                    self._traced[key] = SavedProgram(self._backward, self._joint, self._twice(sizes), sizes)
+                    order = self._twice(sizes, self._backward.left_out(left))
+                    self._traced[key] = SavedProgram(self._backward, self._joint, order, sizes)
                 except UnsupportedError as error:
                     raise refused(f"({first_line(error)})") from error
             return self._traced[key]
@@ -133,9 +140,13 @@ class SavedProgram:
         given = [n for n in order.given if n is not None]
         self._constants = {n: getattr(order.graph, str(n.target)) for n in nodes if n.op == "get_attr"}
         known = [*self._saved, *self._unsaved, *self._constants, *order.tangents]
-        first = part_between(order.graph, known, [g for g in order.gradients if g is not None])
-        second = part_between(order.graph, [*known, *given], order.second)
-        self._read = {n for part in (first, second) for n in part.taken if n not in given}
+        results = [g for g in order.gradients if g is not None]
+        # What the gradients go through is there when they are differentiated: it is not computed a second time.
+        between = {n for n in part_between(order.graph, known, results).made if isinstance(n.meta["val"], torch.Tensor)}
+        second = part_between(order.graph, [*known, *between, *given], order.second)
+        kept = [n for n in second.taken if n in between]
+        first = part_between(order.graph, known, [*results, *kept])
+        self._read = {n for part in (first, second) for n in part.taken} - {*given, *kept}
         gradients = dict(
             zip([*(inputs[k] for k in backward.gradients.inputs), *order.tangents], order.second, strict=True)
         )
@@ -143,7 +154,9 @@ class SavedProgram:
         self._arguments = [n for n in nodes if n in self._read or n in self._followed]
         places = {n: k for k, n in enumerate(gradients)}
         moves = [m is not None for g, m in zip(order.gradients, order.given, strict=True) if g is not None]
-        self.program = _function(first, second, self._arguments, given, [places.get(n) for n in self._arguments], moves)
+        self.program = _function(
+            first, second, [*self._arguments, *kept], given, [places.get(n) for n in self._arguments], moves
+        )
 
     def arguments(
         self, saved: Sequence[Any], tangents: Sequence[torch.Tensor], unsaved: Sequence[Unsaved]
@@ -204,22 +217,24 @@ def _saved_nodes(
 def _function(
     first: Part,
     second: Part,
-    arguments: Sequence[fx.Node],
+    held: Sequence[fx.Node],
     given: Sequence[fx.Node],
     gradients: Sequence[int | None],
     moves: Sequence[bool],
 ) -> Program:
-    """An autograd function of the values of `arguments`: `first` computes its results, of which some move with these, and `second` its gradients, of
-    which `gradients` has the position for each argument.
+    """An autograd function: `first` computes its results, of which some move with its arguments, and what is kept for `second`, which computes its
+    gradients: `gradients` has their positions, for each argument. `held`: the arguments, then what is kept.
     """
-    place = {n: k for k, n in enumerate(arguments)}
+    place = {n: k for k, n in enumerate(held)}
+    count = len(moves)
     own = {n: k for k, n in enumerate(given)}
 
     class OfSaved(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            ctx.save_for_backward(*tensors)
-            results = _distinct(first.graph(*(tensors[place[n]] for n in first.taken)), tensors)
+            out = first.graph(*(tensors[place[n]] for n in first.taken))
+            ctx.save_for_backward(*tensors, *out[count:])
+            results = _distinct(out[:count], tensors)
             ctx.mark_non_differentiable(*(r for r, moving in zip(results, moves, strict=True) if not moving))
             return results
 

@@ -126,10 +126,15 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
     lines += _checks(spec)
     # All that may raise does before what is saved is given up: the backward can then be asked for again.
     lines += _dense_tangents(spec, values)
-    undefined = "undefined" if spec.partial else ""
+    undefined = "undefined" if spec.partial else "0"
+    if spec.weights:
+        lines.append("left = left_out(ctx, weights, others)")
     lines += ["if is_grad_enabled():", *(f"    {line}" for line in _followed(spec))]
-    program = f"{_over(spec)}(arguments, ctx.hooked is not None)" if spec.into else f"program({undefined})"
-    compiled = f"backward_graph = by_eager_kernels({undefined or 0}) if sparse else {program}"
+    plain = f"program({undefined}, left)" if spec.weights else f"program({undefined if spec.partial else ''})"
+    program = f"{_over(spec)}(arguments, ctx.hooked is not None)" if spec.into else plain
+    if spec.into and spec.weights:
+        program = f"{plain} if left else {program}"
+    compiled = f"backward_graph = by_eager_kernels({undefined}) if sparse else {program}"
     given_up = (
         ["ctx.maybe_clear_saved_tensors()"] if spec.gradients.once or any(s.is_tensor for s in spec.saved) else []
     )
@@ -157,9 +162,8 @@ def _followed(spec: CompiledBackward) -> list[str]:
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     taken = range(spec.arguments + spec.gradients.wrappers)
     unsaved = "ctx.unsaved" if spec.unsaved else "()"
-    lines.append(
-        f"out = followed(arguments, {_tuple(_tangents(spec))}, {unsaved}, {'undefined' if spec.partial else 0})"
-    )
+    which = f"{'undefined' if spec.partial else 0}, {'left' if spec.weights else 0}"
+    lines.append(f"out = followed(arguments, {_tuple(_tangents(spec))}, {unsaved}, {which})")
     if spec.gradients.once or any(s.is_tensor for s in spec.saved):
         lines.append("ctx.maybe_clear_saved_tensors()")
     returned = [f"out[{position[k]}]" if k in position else "None" for k in taken]

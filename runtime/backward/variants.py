@@ -23,7 +23,7 @@ Compile = Callable[[fx.GraphModule, Mapping[int, int]], Boxed]
 
 
 class Variants:
-    """The programs of a backward, by the tangents that are undefined. Threads may call it at once.
+    """The programs of a backward, by the tangents that are undefined, and the gradients that are left out. Threads may call it at once.
 
     Where compiling raises, so does the backward of the user's program, before anything saved for it is given up: it can be asked for again.
     """
@@ -31,8 +31,8 @@ class Variants:
     def __init__(self, backward: CompiledBackward, compile: Compile, *, strict: bool = False) -> None:
         """`compile`: how they are compiled in a call; `strict`: what eager kernels would have to run raises."""
         self._backward, self._compile, self._strict = backward, compile, strict
-        self._compiled: dict[int, Boxed] = {}
-        self._by_eager_kernels: dict[int, Boxed] = {}
+        self._compiled: dict[tuple[int, int], Boxed] = {}
+        self._by_eager_kernels: dict[tuple[int, int], Boxed] = {}
         self._over_saved: Boxed | None = None
         self._lock = threading.RLock()
 
@@ -40,12 +40,14 @@ class Variants:
         """Compile before the first call what an ordinary one needs, with `compile`."""
         if self._backward.into:
             self._over_saved = compile(self._backward.graph, self._backward.into)
-        self._compiled[0] = compile(self._backward.graph, MappingProxyType({}))
+        self._compiled[0, 0] = compile(self._backward.graph, MappingProxyType({}))
 
-    def program(self, undefined: int = 0) -> Boxed:
-        """The one for calls in which the tangents at the bits of `undefined` are undefined."""
-        found = self._compiled.get(undefined)
-        return self._made(self._compiled, undefined, self._compile_variant) if found is None else found
+    def program(self, undefined: int = 0, left: int = 0) -> Boxed:
+        """The one for calls in which the tangents at the bits of `undefined` are undefined, and the gradients `CompiledBackward.left_out` are not
+        asked for.
+        """
+        found = self._compiled.get((undefined, left))
+        return self._made(self._compiled, (undefined, left), self._compile_variant) if found is None else found
 
     def over_saved(self) -> Boxed:
         """The whole backward, which writes gradients over saved tensors (`CompiledBackward.into`) and returns None for them."""
@@ -59,27 +61,29 @@ class Variants:
         """As `program`, for calls in which tangents arrive that are no strided tensors (of a table that is looked up with `sparse=True`), so that
         gradients of inputs are sparse where eager's are. Raises `UnsupportedError` where it is `strict`.
         """
-        return self._made(self._by_eager_kernels, undefined, self._interpret_variant)
+        return self._made(self._by_eager_kernels, (undefined, 0), self._interpret_variant)
 
-    def _made(self, programs: dict[int, Boxed], undefined: int, make: Callable[[int], Boxed]) -> Boxed:
+    def _made(
+        self, programs: dict[tuple[int, int], Boxed], which: tuple[int, int], make: Callable[[int, int], Boxed]
+    ) -> Boxed:
         with self._lock, no_modes():
-            if undefined not in programs:
-                programs[undefined] = make(undefined)
-            return programs[undefined]
+            if which not in programs:
+                programs[which] = make(*which)
+            return programs[which]
 
-    def _compile_variant(self, undefined: int) -> Boxed:
+    def _compile_variant(self, undefined: int, left: int) -> Boxed:
         if not (undefined and self._backward.symbolic):
-            return self._compile(self._backward.variant(undefined), MappingProxyType({}))
+            return self._compile(self._backward.variant(undefined, left), MappingProxyType({}))
         # Compiling another graph may add guards, which are settled by now: zeros stand in for undefined tangents.
         unreached, whole = self._backward.unreached(undefined), self.program()
         return lambda arguments: [None if k in unreached else g for k, g in enumerate(whole(arguments))]
 
-    def _interpret_variant(self, undefined: int) -> Boxed:
+    def _interpret_variant(self, undefined: int, left: int) -> Boxed:
         reason = "a gradient arrives that is no strided tensor (sparse): its backward runs by eager kernels"
         if self._strict:
             raise UnsupportedError(reason)
         counters.count_fallback(f"UnsupportedError: {reason}")
-        return _by_interpreter(_SparseGradients, self._backward.variant(undefined))
+        return _by_interpreter(_SparseGradients, self._backward.variant(undefined, left))
 
 
 class _SparseGradients(fx.Interpreter):

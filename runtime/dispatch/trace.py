@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -224,9 +224,9 @@ class _Attempt:
     def trace(self) -> Traced:
         return self._traced(*self._ran(differentiate if self.training else lambda _: None))
 
-    def trace_twice(self) -> SecondOrder:
+    def trace_twice(self, left: Collection[int]) -> SecondOrder:
         self.recorder.twice = True
-        return self._ran(differentiate_twice)[1]
+        return self._ran(partial(differentiate_twice, left=left))[1]
 
     def _ran(self, differentiated: Callable[[Differentiated], Result]) -> tuple[Found, Result]:
         """Run the program, and differentiate it. Raises `UnsupportedError` for what cannot be traced."""
@@ -327,10 +327,10 @@ class _Attempt:
         request = replace(self.request, given=alike, lifted=fakes)
         copies, merged, surroundings = self.copies, self.inputs.merged, Surroundings()
 
-        def twice(sizes: Mapping[Any, Any]) -> SecondOrder:
+        def twice(sizes: Mapping[Any, Any], left: Collection[int]) -> SecondOrder:
             given = of_sizes(alike, sizes) if symbols_of(alike) else alike
             with surroundings.entered():
-                return _Attempt(replace(request, given=given), copies, merged, True).trace_twice()
+                return _Attempt(replace(request, given=given), copies, merged, True).trace_twice(left)
 
         return twice
 

@@ -49,10 +49,24 @@ def without_tangents(
         if r in gone and k not in unreached:
             returned[k] = _zeros(graph, r)
     graph.output(tuple(None if k in unreached else r for k, r in enumerate(returned)))
+    _eliminate_dead(graph)
+    return LazyGraphModule(backward, graph, class_name="Backward")
+
+
+def without_gradients(backward: fx.GraphModule, left: Collection[int]) -> fx.GraphModule:
+    """A copy of `backward` that returns None for the gradients at `left`."""
+    graph = fx.Graph()
+    results = graph.graph_copy(backward.graph, {})
+    assert isinstance(results, (tuple, list))
+    graph.output(tuple(None if k in left else r for k, r in enumerate(results)))
+    _eliminate_dead(graph)
+    return LazyGraphModule(backward, graph, class_name="Backward")
+
+
+def _eliminate_dead(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and not must_run(node.target):
             graph.erase_node(node)
-    return LazyGraphModule(backward, graph, class_name="Backward")
 
 
 def _give_zeros(graph: fx.Graph, node: fx.Node, gone: Collection[fx.Node]) -> None:

@@ -59,10 +59,11 @@ def _form(value: Any, numbers: dict[fx.Node, Hashable]) -> Hashable:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a graph: `graph` takes the values of the nodes `taken`, in that order."""
+    """A part of a graph: `graph` takes the values of the nodes `taken`, in that order, and computes those of `made`."""
 
     graph: fx.GraphModule
     taken: tuple[fx.Node, ...]
+    made: frozenset[fx.Node]
 
 
 def part_between(whole: fx.GraphModule, given: Collection[fx.Node], results: Sequence[fx.Node | None]) -> Part:
@@ -84,7 +85,7 @@ def part_between(whole: fx.GraphModule, given: Collection[fx.Node], results: Seq
             raise UnsupportedError(f"{n.name} ({n.target}), which it needs, was not saved and cannot be computed again")
         made[n] = graph.node_copy(n, made.__getitem__)
     graph.output(tuple(None if n is None else made[n] for n in results))
-    return Part(LazyGraphModule(whole, graph), taken)
+    return Part(LazyGraphModule(whole, graph), taken, frozenset(needed - stop))
 
 
 def _is_check(node: fx.Node) -> bool:

@@ -25,9 +25,10 @@ from torch._guards import Guard, TracingContext
 from torch.autograd import forward_ad
 
 __all__ = [
-    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_captured", "is_zerotensor", "keeps_graph", "made_without_grad",
-    "own_grad", "refuses_hooks", "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context", "sequence_number",
-    "shares_version", "skip_frame", "switch_grad_mode", "tangents_followed", "tangents_may_be", "transforms_preserved", "unseen_by_dynamo",
+    "below_autograd", "below_vmap", "in_dual_level", "in_transform", "is_asked_for", "is_captured", "is_zerotensor", "keeps_graph",
+    "made_without_grad", "own_grad", "refuses_hooks", "refuses_writes", "running_node", "saved_objects", "saving_is_hooked", "selective_context",
+    "sequence_number", "shares_version", "skip_frame", "switch_grad_mode", "tangents_followed", "tangents_may_be", "transforms_preserved",
+    "unseen_by_dynamo",
 ]  # fmt: skip
 
 
@@ -73,6 +74,16 @@ def skip_frame(function: Callable[..., Any]) -> None:
 def refuses_hooks(error: BaseException) -> bool:
     """Whether a transform of `torch.func` refused the hooks for saved tensors that tracing sets; its message asks to open an issue."""
     return isinstance(error, RuntimeError) and "support saved tensor hooks" in str(error)
+
+
+def is_asked_for(node: Any) -> bool:
+    """Whether the backward that runs now hands something to autograd's node, because of `inputs=` or by default. Of a leaf whose gradient is
+    returned torch does not say it: there it raises.
+    """
+    try:
+        return node is not None and torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
 
 
 def keeps_graph() -> bool:

@@ -31,10 +31,10 @@ def twice(program: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[to
     followed = [t for t in leaves if t.requires_grad]
     out = program(*leaves)
     results = [out] if isinstance(out, torch.Tensor) else list(out)
-    cotangents = [numbers(*r.shape, seed=k + 1).requires_grad_() for k, r in enumerate(results)]
+    cotangents = [numbers(*r.shape, seed=k + 1).to(r.device).requires_grad_() for k, r in enumerate(results)]
     first = torch.autograd.grad(results, followed, cotangents, create_graph=True)
     moving = [g for g in first if g.requires_grad]
-    ways = [numbers(*g.shape, seed=k + 10) for k, g in enumerate(moving)]
+    ways = [numbers(*g.shape, seed=k + 10).to(g.device) for k, g in enumerate(moving)]
     second = torch.autograd.grad(moving, [*followed, *cotangents], ways, materialize_grads=True)
     return [*(g.detach() for g in first), *second]
 
@@ -178,7 +178,7 @@ def forces(energy: Callable[..., Any], model: torch.nn.Module, steps: int) -> li
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):
-        places = numbers(5, 3, seed=step).requires_grad_()
+        places = numbers(5, 3, seed=step).to(next(model.parameters()).device).requires_grad_()
         (force,) = torch.autograd.grad(energy(places), places, create_graph=True)
         loss = (force - places.detach().sin()).square().mean() + energy(places).square()
         optimizer.zero_grad()
@@ -196,7 +196,9 @@ class Energy(torch.nn.Module):
         self.net = torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).double()
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
-        away = (places[:, None] - places[None]).square().sum(-1) + torch.eye(len(places), dtype=places.dtype)
+        away = (places[:, None] - places[None]).square().sum(-1) + torch.eye(
+            len(places), dtype=places.dtype, device=places.device
+        )
         return (self.net((-away.sqrt())[..., None].exp())).sum()
 
 

@@ -7,7 +7,7 @@ that is added here are tangents, one placeholder for each result that autograd f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,9 +170,13 @@ class Differentiated:
         forms = [form for _, form in expected]
         return forms, [next(dense) for _ in self.followed] + [form.put(dense) for form in forms]
 
-    def gradients(self, tangents: list[Any], create_graph: bool = False) -> Sequence[torch.Tensor | None]:
-        """What autograd gives for `wanted` and `edges`; recorded as it runs. Raises `UnsupportedError` where it writes to what others see."""
-        edges = [e for _, e in [*self.wanted, *self.edges]]
+    def gradients(
+        self, tangents: list[Any], create_graph: bool = False, left: Collection[int] = ()
+    ) -> Sequence[torch.Tensor | None]:
+        """What autograd gives for `wanted` and `edges`, None at positions `left`; recorded as it runs. Raises `UnsupportedError` where it writes
+        to what others see.
+        """
+        edges = [e for k, (_, e) in enumerate([*self.wanted, *self.edges]) if k not in left]
         kept = _kept(self.recorder, self.inputs, self.entered, self.found, tangents)
         # Anomaly mode looks at values.
         with (
@@ -182,7 +186,8 @@ class Differentiated:
         ):
             gradients = own_grad(self.results, edges, tangents, allow_unused=True, create_graph=create_graph)
         _check_unwritten(kept)
-        return gradients
+        given = iter(gradients)
+        return [None if k in left else next(given) for k in range(len(self.wanted) + len(self.edges))]
 
     def _unreached(
         self, reached: tuple[int, ...], gradients: Sequence[torch.Tensor | None], watched: Container[int]
