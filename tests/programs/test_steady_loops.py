@@ -409,3 +409,32 @@ def test_nothing_is_captured_after_the_second_step(name: str) -> None:
 
 def test_there_are_twenty_loops() -> None:
     assert len(LOOPS) >= 20
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    @torch.compiler.disable
+    def note(self, grad: Tensor) -> None:
+        self.norms.append(grad.norm().item())
+
+
+def test_calls_of_hooks_are_not_compiled() -> None:
+    """At a hook that Dynamo does not follow, as FSDP2's, the graph ends. What calls the hook was compiled by itself, and anew for other sizes."""
+    layers, noted = [nn.Linear(4 + k, 5 + k).double() for k in range(3)], Noted()
+
+    def loss_of() -> Tensor:
+        y = batch(3, 4)
+        for layer in layers:
+            y = layer(y).sin()
+            y.register_hook(noted.note)
+        return y.square().mean()
+
+    torch.manual_seed(0)
+    loss_of().backward()
+    want, noted.norms = noted.norms, []
+    torch.manual_seed(0)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        captured_backward(loss_of())
+    assert noted.norms == pytest.approx(want, rel=1e-10)

@@ -1,12 +1,17 @@
 """Steps of training whose backwards are captured, in several processes, beside eager's. `python -m tests.support.captured_steps KIND...` runs some.
 
-A KIND is words with `-` between them: how the training is spread (`ddp`, `ddp_in_python`, `fsdp2` or `alone`), then any of `compiled` (the forward is
-compiled by opforge, else it is eager), `checkpoint` or `reentrant` (each block is computed again in the backward), `breaks` (a graph break in each
-block). With `--device cuda` the processes use NCCL and a GPU each, else Gloo.
+A KIND is words with `-` between them: how the training is spread (`ddp`, `ddp_in_python`, `fsdp2` or `alone`), then any of
+- `compiled`: the forward is compiled by opforge, else it is eager.
+- `checkpoint` or `reentrant`: the block is computed again in the backward.
+- `breaks`: a graph break in the block.
+- `micro`: two micro batches for a step, whose gradients are gathered after the second.
+- `zeros`: gradients are set to zero after a step, not to None.
+
 Each process trains the same float64 model twice from the same weights: eagerly, and with each backward captured by
-`opforge.compiled_autograd.enable()`. Both clip gradients and step by AdamW. For each kind rank 0 prints a line of JSON: `kind`, `losses` and `eager`
-(a float for each step), `parameters` (the largest difference at the end, over all processes), `captures` (how many there were after each step),
-`graphs` (that Dynamo compiled, likewise) and `fallbacks`. The kind `refused` is another trial, of DDP's usual reducer.
+`opforge.compiled_autograd.enable()`. Both clip gradients and step by AdamW. With `--device cuda` the processes use NCCL and a GPU each, else Gloo.
+For each kind rank 0 prints a line of JSON: `kind`, `losses` and `eager` (a float for each step), `parameters` (the largest difference at the end, over
+all processes), `captures` (how many there were after each step), `graphs` (that Dynamo compiled, likewise) and `fallbacks`. The kind `refused` is
+another trial, of DDP's usual reducer.
 """
 
 from __future__ import annotations
@@ -95,24 +100,36 @@ class Trained:
             self.losses: list[float] = []
             self.captures: list[int] = []
             self.graphs: list[int] = []
-            self._train(model, run, steps, device, capture or nullcontext)
+            self._train(model, run, steps, device, capture or nullcontext, words)
         whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in base.parameters())
         self.parameters = [p.detach().clone() for p in whole]
 
-    def _train(self, model: Any, run: Any, steps: int, device: str, capture: Any) -> None:
+    @staticmethod
+    def _gather(model: Any, gather: bool) -> None:
+        """Whether gradients are to be gathered from all processes in the next backward."""
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(gather)
+        else:
+            model.require_backward_grad_sync = gather  # as `no_sync()` sets it
+
+    def _train(self, model: Any, run: Any, steps: int, device: str, capture: Any, words: list[str]) -> None:
         counters = torch._dynamo.utils.counters
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         draws = torch.Generator().manual_seed(1 + dist.get_rank())
         for _ in range(steps):
             x = torch.randn(ROWS, WIDTH, generator=draws, dtype=torch.float64).to(device)
             target = torch.randint(10, (ROWS,), generator=draws).to(device)
-            loss = F.cross_entropy(run(x), target)
-            with capture():
-                loss.backward()
+            total = 0.0
+            for last in (False, True) if "micro" in words else (True,):
+                self._gather(model, last)
+                loss = F.cross_entropy(run(x), target)
+                x, total = -x, total + loss.detach()
+                with capture():
+                    loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            mean = loss.detach().clone()
+            optimizer.zero_grad(set_to_none="zeros" not in words)
+            mean = total
             dist.all_reduce(mean)
             self.losses.append(float(mean) / dist.get_world_size())
             self.captures.append(counters["compiled_autograd"]["captures"])
