@@ -363,6 +363,26 @@ def hooks_that_log(tools: Tools) -> Iterator[Tensor]:
         seen.clear()
 
 
+@steady
+def hooks_that_replace_gradients(tools: Tools) -> Iterator[Tensor]:
+    """As the hooks by which DDP averages gradients: what is added to a gradient goes through a library call, whose result is written over it. Its
+    memory was freed before that: the gradient itself is not read again.
+    """
+    weight = nn.Parameter(torch.randn(3, 3, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def replace(p: Tensor) -> None:
+        p.grad.copy_(torch.linalg.matrix_exp(p.grad / 2))
+
+    weight.register_post_accumulate_grad_hook(replace)
+    for _ in range(STEPS):
+        loss = (batch(4, 3) @ weight).square().mean()
+        tools.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        yield loss
+
+
 def run(loop: Loop, tools: Tools) -> tuple[list[Tensor], list[tuple[int, int]]]:
     """The losses, and how many backwards were captured and graphs compiled up to the end of each step."""
     torch.manual_seed(0)

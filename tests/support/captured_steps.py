@@ -9,7 +9,7 @@ A KIND is words with `-` between them: how the training is spread (`ddp`, `ddp_i
 
 Each process trains the same float64 model twice from the same weights: eagerly, and with each backward captured by
 `opforge.compiled_autograd.enable()`. Both clip gradients and step by AdamW. With `--device cuda` the processes use NCCL and a GPU each, else Gloo.
-For each kind rank 0 prints a line of JSON: `kind`, `losses` and `eager` (a float for each step), `parameters` (the largest difference at the end, over
+For each kind rank 0 prints a line of JSON: `kind`, `losses` and `eager` (a float for each step), `parameters` (the largest difference in the end, of
 all processes), `captures` (how many there were after each step), `graphs` (that Dynamo compiled, likewise) and `fallbacks`. The kind `refused` is
 another trial, of DDP's usual reducer.
 """
