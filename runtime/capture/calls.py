@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..torch_compat import skip_frame
 from ..torch_compat.compiled_autograd import backward_function, may_change
 
 Gradient = torch.Tensor | None
@@ -78,3 +79,8 @@ def after_copied_slice(
         part.copy_(gradients[0])
         gradients[0] = whole
     return gradients
+
+
+# Where a hook ends the graph, its call runs by itself. Dynamo would compile that for each hook and each size, and there is nothing in it to compile.
+for _call in (call_hook, call_post_accumulate_hook):
+    skip_frame(_call)

@@ -15,7 +15,7 @@ from ..ir.quote import comment_text
 from ..kernels.plan import CopyStep, ExternStep, Kernel, KernelStep, Plan, Step, ViewOf
 from ..kernels.routines import Routine, routine_call
 from ..kernels.statements import kernel_checks
-from ..kernels.steps import allocation_root, arena_offset, nbytes, step_reads
+from ..kernels.steps import allocation_root, arena_offset, nbytes, step_reads, step_writes
 from ..render.cpp_routines import cpp_routine
 from .names import source_lines
 from .program import (
@@ -100,14 +100,14 @@ class _Builder:
 
     def build(self) -> HostProgram:
         plan = self.plan
-        read_last = self._arguments_read_last()
+        used_last = self._arguments_used_last()
         for k, step in enumerate(plan.steps):
             self._step(step)
-            self._free((*plan.frees.get(k, ()), *read_last.get(k, ())))
+            self._free((*plan.frees.get(k, ()), *used_last.get(k, ())))
         result = Return(tuple(self._result(o) for o in plan.outputs))
         body, self.body = self.body, list(self._sizes())
         self.body += [AsReal(b.name) for b in plan.inputs if b.paired and b.name in self.handled]
-        self._free(tuple(read_last.get(-1, ())))
+        self._free(tuple(used_last.get(-1, ())))
         arena = bool(plan.arena_bytes)
         self.body += [*[TakeArena()][:arena], *body, *[GiveArena()][:arena], result]
         constants = tuple(b.name for b in plan.inputs if b.name not in self.parameters)
@@ -124,17 +124,19 @@ class _Builder:
         if names:
             self.body.append(Free(names))
 
-    def _arguments_read_last(self) -> dict[int, list[str]]:
-        """Of a boxed call, which owns its arguments: for each step the tensors that no later one reads, so that they are freed there; under
-        -1 those that none reads.
+    def _arguments_used_last(self) -> dict[int, list[str]]:
+        """Of a boxed call, which owns its arguments: for each step the tensors that no later one reads or writes, so that they are freed there;
+        under -1 those that none does.
         """
         if not self.boxed:
             return {}
-        held = {o.buffer for o in self.plan.outputs if o.buffer is not None}
+        held = {allocation_root(self.plan, o.buffer) for o in self.plan.outputs if o.buffer is not None}
         last = {b.name: -1 for b in self.plan.inputs if b.name in self.parameters and b.name not in held}
         for k, step in enumerate(self.plan.steps):
-            written = [step.target] if isinstance(step, CopyStep) else []
-            last.update((name, k) for name in (*step_reads(step), *written) if name in last)
+            # What is computed for an argument is written straight into its memory, which may be long after the argument was read.
+            written = (step.target,) if isinstance(step, CopyStep) else step_writes(step)
+            roots = (allocation_root(self.plan, name) for name in (*step_reads(step), *written))
+            last.update((name, k) for name in roots if name in last)
         found: dict[int, list[str]] = {}
         for name, k in last.items():
             found.setdefault(k, []).append(name)
