@@ -64,7 +64,7 @@ def _forces(size: int, device: str, compiled: Callable[..., Any]) -> Step:
         e = energy(x)
         (g,) = torch.autograd.grad(e.sum(), x, create_graph=True)
         ((g + wanted).square().mean() + e.square().mean()).backward()
-        return [p.grad for p in model.parameters()]
+        return [p.grad for p in model.parameters() if p.grad is not None]
 
     return step
 
@@ -95,7 +95,7 @@ def _equation(size: int, device: str, compiled: Callable[..., Any]) -> Step:
         u = network(x)
         (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         (first - u.sin()).square().mean().backward(inputs=list(model.parameters()))
-        return [p.grad for p in model.parameters()]
+        return [p.grad for p in model.parameters() if p.grad is not None]
 
     return step
 
