@@ -11,7 +11,8 @@ import pytest
 
 from opforge.errors import SpecError
 from opforge.generator import run
-from opforge.generator.emit.matrix import AXES, Matrix
+from opforge.generator.cells import Matrix
+from opforge.generator.emit.matrix import AXES
 from opforge.generator.tables import Condition
 from tests.support.matrix import Matrix as Cells
 
