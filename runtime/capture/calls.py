@@ -73,10 +73,21 @@ def _wants_zeros(function: Any) -> bool:
 
 def fitting_gradients(name: str, made: Sequence[Gradient], described: Sequence[Any]) -> list[Gradient]:
     """The gradients that the function `name` has made, with the sizes and dtypes that the engine checks and converts them to."""
+    for k, (grad, of) in enumerate(zip(made, described, strict=True)):
+        # Checked here too, since Dynamo wraps what an operator raises while it compiles.
+        if grad is not None and of is not None and not _is_expanded(grad.shape, of[1]):
+            which = f"at index {k} - got {list(grad.shape)} but expected shape compatible with {list(of[1])}"
+            raise RuntimeError(f"Function {name} returned an invalid gradient {which}")
     try:
         return list(backward_function("validate_outputs")(made, described))
     except RuntimeError as error:
         raise RuntimeError(str(error).replace(UNNAMED, f"Function {name} returned an ", 1)) from None
+
+
+def _is_expanded(sizes: Sequence[int], smaller: Sequence[int]) -> bool:
+    """Whether a tensor that is broadcast from the sizes `smaller` may have these sizes."""
+    pairs = zip(reversed(sizes), reversed(smaller), strict=False)
+    return len(smaller) <= len(sizes) and all(few in (1, many) for many, few in pairs)
 
 
 def call_tensor_hook(hook: Callable[..., Any], grad: Gradient) -> Gradient:
