@@ -195,9 +195,9 @@ AXES = {
             "code": ['t = function(lambda g, x: (note("function", g), g * x.cos())[1])(t)'],
         },
         "function_opaque": {
-            "doc": "An autograd function whose backward Dynamo cannot follow.",
+            "doc": "An autograd function whose backward Dynamo does not follow.",
             "code": [
-                't = function(lambda g, x: (note("function", g), torch.from_numpy(g.numpy() * float(x.sum())))[1])(t)'
+                't = function(torch.compiler.disable(lambda g, x: (note("function", g), g * float(x.sum()))[1]))(t)'
             ],
         },
         "function_none": {
@@ -510,14 +510,12 @@ IMPOSSIBLE = (
     lambda hook, place, graph, backward: (
         (graph == "compiled_whole")
         and (
-            not (
-                place
-                in (
-                    "leaf",
-                    "leaf_with_gradient",
-                    "view_of_leaf",
-                    "result",
-                )
+            place
+            not in (
+                "leaf",
+                "leaf_with_gradient",
+                "view_of_leaf",
+                "result",
             )
         )
     ),
