@@ -26,9 +26,6 @@ def build(doc: Document, model: Model, diags: Diagnostics) -> Matrix | None:
     for entry in doc.entries:
         if entry.tag not in AXES:
             continue
-        if entry.id in entries[entry.tag]:
-            also = [(entries[entry.tag][entry.id].pos(), "the first one is here")]
-            diags.error(entry.pos(), f"the {entry.tag} '{entry.id}' is there twice", also=also)
         entries[entry.tag][entry.id] = entry
         for key in LINES:
             if key in entry:

@@ -169,7 +169,11 @@ def check_cells(matrix: Matrix, cells: Iterable[Cell], compiled: bool = False) -
         pytest.fail(f"{len(found)} of {count} cells differ from eager:\n" + "\n".join(found[:40]), pytrace=False)
 
 
-def sample(matrix: Matrix) -> list[Cell]:
-    """A cell of every hook, fixed, with the members of the other axes by turns."""
+def sample(matrix: Matrix) -> list[Any]:
+    """A cell of every hook, fixed, with random members of the other axes. Every second one is a slow test."""
     rows = [list(matrix.cells(hook=hook)) for hook in matrix.axes["hook"]]
-    return [random.Random(str(k)).choice(row) for k, row in enumerate(rows)]
+    chosen = [random.Random(str(k)).choice(row) for k, row in enumerate(rows)]
+    return [
+        pytest.param(cell, marks=[pytest.mark.slow] if k % 2 else [], id="-".join(cell.values()))
+        for k, cell in enumerate(chosen)
+    ]
