@@ -41,7 +41,7 @@ def accumulate_grad(leaf: torch.Tensor, before: Gradient, grad: Gradient, has_po
 
 
 def call_function(
-    name: str, tensors: Sequence[bool], ctx: Any, saved: Sequence[torch.Tensor], *gradients: Gradient
+    name: str, tensors: Sequence[bool], ctx: Any, saved: list[torch.Tensor], *gradients: Gradient
 ) -> list[Gradient]:
     """Call the backward of an autograd function in Python. `tensors`: which of its arguments are tensors. Raises what eager raises if its results
     do not fit.
@@ -159,7 +159,10 @@ def before_copied_slice(
     (grad,) = gradients
     if grad is None:
         return None, None, None
-    whole = grad.new_empty_strided(base[0], base[1])
+    # With symbols that turn out constant Dynamo could not tell the strides of what it makes. Mostly the gradient has them already.
+    whole = torch.empty_like(grad)
+    if list(whole.stride()) != list(base[1]):
+        whole = grad.new_empty_strided(base[0], base[1])
     whole.copy_(grad)
     part = whole.as_strided(view[0], view[1], view[2] - base[2])
     return whole, part, part.clone(memory_format=torch.contiguous_format)

@@ -510,14 +510,12 @@ IMPOSSIBLE = (
     lambda hook, place, graph, backward: (
         (graph == "compiled_whole")
         and (
-            not (
-                place
-                in (
-                    "leaf",
-                    "leaf_with_gradient",
-                    "view_of_leaf",
-                    "result",
-                )
+            place
+            not in (
+                "leaf",
+                "leaf_with_gradient",
+                "view_of_leaf",
+                "result",
             )
         )
     ),

@@ -191,6 +191,23 @@ def test_a_hook_of_a_compiled_forward(backend: str) -> None:
     assert not opforge.stats()["fallbacks"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_result_that_is_written_through_a_view(turned: bool) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.t() * 2 if turned else x * 2), x.exp()
+
+    def backward(forward: Any, compile: Compile | None) -> Tensor | None:
+        x = torch.linspace(0, 1, 20).view(4, 5).requires_grad_()
+        y, z = forward(x)
+        y[1:].mul_(z.view_as(y)[1:])
+        with compiled_autograd.enable(compile) if compile is not None else nullcontext():
+            y.sin().sum().backward()
+        return x.grad
+
+    forward = torch.compile(program, backend="opforge")
+    torch.testing.assert_close(backward(forward, torch.compile(backend="opforge")), backward(program, None))
+
+
 @pytest.mark.parametrize("enable", [compiled_autograd.enable, torch_capture._enable], ids=["ours", "torch"])
 def test_results_without_a_gradient(enable: Any) -> None:
     """Nothing is computed from zeros: 0 x inf would be nan."""
