@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from ..torch_compat.compiled_autograd import UNNAMED, backward_function, call_backward, may_change, zeros_of_result
+from ..torch_compat.compiled_autograd import (
+    UNNAMED,
+    backward_function,
+    call_backward,
+    cpp_tensor_hooks,
+    may_change,
+    zeros_of_result,
+)
 
 Gradient = torch.Tensor | None
 
@@ -96,6 +103,11 @@ def call_tensor_hook(hook: Callable[..., Any], grad: Gradient) -> Gradient:
     if found is None or found is grad:
         return grad
     return _replacing(hook, grad, found)
+
+
+def call_cpp_hooks(number: int, grad: Gradient) -> Gradient:
+    """Call the hooks of a tensor that are C++: `retain_grad`. Where there is no gradient they would end the process, and retain nothing."""
+    return None if grad is None else cpp_tensor_hooks(number, grad)
 
 
 def call_node_hook(hook: Callable[..., Any], gradients: tuple[Gradient, ...], *more: Any) -> tuple[Gradient, ...]:

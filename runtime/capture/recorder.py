@@ -25,7 +25,6 @@ from ..torch_compat.compiled_autograd import (
     backward_function,
     call_backward,
     compile_context,
-    cpp_tensor_hooks,
     name_backward_function,
     numbered,
     symbol_for,
@@ -35,6 +34,7 @@ from .calls import (
     added,
     after_copied_slice,
     before_copied_slice,
+    call_cpp_hooks,
     call_function,
     call_node_hook,
     call_post_accumulate_hook,
@@ -310,7 +310,7 @@ class Recorder:
 
     def cpp_tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
         if (given := inputs[k]) is not None:
-            inputs[k] = self._hooked(given, self._call(cpp_tensor_hooks, (hook, given)))
+            inputs[k] = self._hooked(given, self._call(call_cpp_hooks, (hook, given)))
         return inputs
 
     def pre_hook(self, inputs: Sequence[Any], hook: int) -> Tensors:

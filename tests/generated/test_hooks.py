@@ -61,6 +61,15 @@ AXES = {
             "doc": "`retain_grad`, with a hook after it that replaces the gradient: it retains what is left of it.",
             "code": ["t.retain_grad()", "t.register_hook(lambda g: g * 3)", 'later(lambda: note("retained", t.grad))'],
         },
+        "retained_without": {
+            "doc": "`retain_grad` of a tensor that gets no gradient.",
+            "code": [
+                "t.retain_grad()",
+                'later(lambda t=t: note("retained", t.grad))',
+                "t = t.clone()",
+                "keep(node(t)).register_hook(lambda made, _: (None,))",
+            ],
+        },
         "before_node": {
             "doc": "Of a node, before it runs.",
             "code": ['keep(node(t)).register_prehook(lambda gs: note("before", *gs))'],
@@ -502,6 +511,7 @@ IMPOSSIBLE = (
             in (
                 "before_node_drops",
                 "after_node_drops",
+                "retained_without",
                 "function_none",
             )
         )
@@ -523,7 +533,7 @@ IMPOSSIBLE = (
     lambda hook, place, graph, backward: (graph == "compiled_whole") and (backward == "inner"),
 )
 MATRIX = Matrix(AXES, PLANES, IMPOSSIBLE)
-CELLS = 3583
+CELLS = 3674
 
 
 def test_count() -> None:
