@@ -115,7 +115,7 @@ class Program:
             self._build()
         try:
             self._backwards()
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             self.seen.ended = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
         self.seen.values += [t.grad for t in (*self.leaves, *self.kept) if isinstance(t, Tensor) and t.grad is not None]
         return self.seen
