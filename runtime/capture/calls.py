@@ -152,6 +152,11 @@ def call_unpack_hook(hook: Callable[[Any], torch.Tensor], packed: Any) -> torch.
     return found
 
 
+def call_unpack_hook_of_slice(part: Gradient, hook: Callable[[Any], torch.Tensor], packed: Any) -> Gradient:
+    """As `call_unpack_hook`, for a function that wrote through a view. Without a gradient of that `part` eager does not run it."""
+    return None if part is None else call_unpack_hook(hook, packed)
+
+
 def call_post_accumulate_hook(hook: Callable[..., Any], leaf: torch.Tensor) -> torch.Tensor:
     """Call a hook that looks at a leaf whose gradient has just been accumulated. Raises RuntimeError if it returns another tensor."""
     found = hook(leaf)

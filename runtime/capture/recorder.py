@@ -40,6 +40,7 @@ from .calls import (
     call_post_accumulate_hook,
     call_tensor_hook,
     call_unpack_hook,
+    call_unpack_hook_of_slice,
     fitting_gradients,
     size_of,
 )
@@ -71,6 +72,9 @@ class Recorder:
         self._functions: set[fx.Node] = set()  # calls of backwards of the program's autograd functions
         self._ran: set[int] = set()  # the nodes of autograd that have been run, not only their hooks
         self._unhooked: dict[int, Any] = {}  # by address of what a hook of a tensor gives: what it was given
+        self._part: torch.Tensor | None = (
+            None  # the gradient for the function that is recorded, if it wrote through a view
+        )
         self._is_seen = False  # whether code of the program runs in it, which sees the order
         self._entered = ExitStack()
         self._sizes: list[int] = []  # those that the graph uses
@@ -280,9 +284,12 @@ class Recorder:
         return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
 
     def call_copy_slices_prologue(self, inputs: Any, *described: Any) -> list[torch.Tensor]:
-        return self._stand_ins(self._call(before_copied_slice, (inputs, described[:3], described[3:])), 3)
+        whole, part, copy = self._stand_ins(self._call(before_copied_slice, (inputs, described[:3], described[3:])), 3)
+        self._part = copy
+        return [whole, part, copy]
 
     def call_copy_slices_epilogue(self, needed: Sequence[bool], whole: Any, made: Sequence[Any], part: Any) -> Tensors:
+        self._part = None
         return [*self._stand_ins(self._call(after_copied_slice, (needed, whole, made, part)), len(needed))]
 
     # Hooks.
@@ -328,7 +335,10 @@ class Recorder:
 
     def unpack_hook(self, hook: int, data: int) -> torch.Tensor:
         """What `saved_tensors_hooks` packed, unpacked."""
-        return self._stand_in(self._call(call_unpack_hook, (self._hook(hook), self._item(self._packed, data))))
+        given = self._hook(hook), self._item(self._packed, data)
+        if self._part is not None:
+            return self._stand_in(self._call(call_unpack_hook_of_slice, (self._part, *given)))
+        return self._stand_in(self._call(call_unpack_hook, given))
 
     # Smaller things that it asks for.
 
