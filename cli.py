@@ -30,7 +30,7 @@ KINDS = ("pointwise", "view", "gather", "create", "reduction", "scan", "scatter"
 EMITTERS: tuple[str, ...] = (
     *("config", "options", "languages", "targets", "tuning", "scalars", "scalar_tests", "kernels", "lowerings"),
     *("op_tests", "invalid_tests", "edge_tests", "recompute", "linear", "random"),
-    *("rewrites", "mutations", "decompositions", "matrix", "docs"),
+    *("rewrites", "mutations", "decompositions", "matrix", "hooks", "docs"),
 )
 
 

@@ -26,6 +26,7 @@ from .emit import (
     decompositions,
     docs,
     edge_tests,
+    hooks,
     invalid_tests,
     kernels,
     languages,
@@ -84,6 +85,7 @@ SPECS: tuple[SpecKind, ...] = (
     SpecKind("rewrites", ("rule",), rewrites.build),
     SpecKind("mutations", ("enum", "struct", "table", "step", "role", "inverse"), mutations.build),
     SpecKind("matrix", ("axis", "matrix"), matrix.build),
+    SpecKind("hooks", ("hook", "place", "graph", "backward", "cells"), hooks.build),
 )
 """In dependency order: a builder sees the parts of the kinds above it."""
 
@@ -107,6 +109,7 @@ EMITTERS: dict[str, Emit] = {
     "mutations": mutations.emit,
     "decompositions": decompositions.emit,
     "matrix": matrix.emit,
+    "hooks": hooks.emit,
     "docs": docs.emit,
 }
 """Name (for `--only`) → emitter. Each returns path → text; no two may write the same path."""

@@ -4,6 +4,7 @@ and calls the recorder's methods by their names: what it would compute becomes n
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import re
@@ -24,10 +25,8 @@ from ..torch_compat.compiled_autograd import (
     backward_function,
     call_backward,
     compile_context,
-    cpp_tensor_hooks,
     name_backward_function,
     numbered,
-    running_backward,
     symbol_for,
 )
 from .calls import (
@@ -35,16 +34,20 @@ from .calls import (
     added,
     after_copied_slice,
     before_copied_slice,
-    call_hook,
+    call_cpp_hooks,
+    call_function,
+    call_node_hook,
     call_post_accumulate_hook,
+    call_tensor_hook,
+    call_unpack_hook,
+    call_unpack_hook_of_slice,
+    fitting_gradients,
     size_of,
 )
-from .eager_order import eager_order
-from .reorder import reorder
+from .orders import Orders
 from .run import Captured
 
 Tensors = list[torch.Tensor | None]
-ROOT = 0  # the number of the node that passes on what a backward is given
 INPUT = -1  # in the place of the number of a node of autograd: what the graph begins with
 _numbers = itertools.count()
 
@@ -66,6 +69,13 @@ class Recorder:
         self._group: dict[fx.Node, int] = {}  # the node of autograd that each node belongs to
         self._sums: dict[fx.Node, None] = {}
         self._ours: set[fx.Node] = set()  # calls of backwards of opforge's graphs
+        self._functions: set[fx.Node] = set()  # calls of backwards of the program's autograd functions
+        self._ran: set[int] = set()  # the nodes of autograd that have been run, not only their hooks
+        self._unhooked: dict[int, Any] = {}  # by address of what a hook of a tensor gives: what it was given
+        self._part: torch.Tensor | None = (
+            None  # the gradient for the function that is recorded, if it wrote through a view
+        )
+        self._is_seen = False  # whether code of the program runs in it, which sees the order
         self._entered = ExitStack()
         self._sizes: list[int] = []  # those that the graph uses
         self._leaves: list[int] = []  # inputs that get gradients
@@ -110,24 +120,13 @@ class Recorder:
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Gives what runs a call, and the compiled graph."""
-        self._in_eager_order()
-        self._graph.output(self._argument(outputs))
-        module = fx.GraphModule({}, self._graph, f"Backward{self.number}")
-        module.meta["locals_to_steal"] = ["inputs"]
+        self._graph.output(self._argument([self._wanted(t) for t in outputs]))
+        compile = functools.partial(_compile, self._compile, self.number)
+        orders = Orders(self._graph, self._group, self._sums, self._names, compile)
         self.close()
-        if wanted("captured backward"):
-            tell("captured backward", f"!{self.number} ", module.print_readable(print_output=False), None)
-        return Captured(self.number, tuple(self._sizes), self._checks, tuple(self._leaves)), self._compile(module)
-
-    def _in_eager_order(self) -> None:
-        """Reorder the graph so that autograd's nodes run in eager's order, if that is known."""
-        called = running_backward()
-        numbers = [n for n in self._names if n != ROOT]
-        with disable_torch_dispatch():
-            order = eager_order(*called, [self._names[n] for n in numbers]) if called is not None else None
-        if order is None or order == sorted(order):
-            return
-        reorder(self._graph, self._group, self._sums, [ROOT, *(numbers[k] for k in order)])
+        seen = orders if self._is_seen else None
+        run = Captured(self.number, tuple(self._sizes), self._checks, tuple(self._leaves), seen)
+        return run, orders.first()
 
     def close(self) -> None:
         """The engine is done with the recorder, also where it raised."""
@@ -229,10 +228,14 @@ class Recorder:
         """Gradients with the sizes and dtypes that the engine checks and converts them to. Ours have them: nothing is checked, so that no sizes are
         passed for it.
         """
+        self._ran.add(self._origin[1])
         nodes = [self._node_of[id(t)] for t in outputs if t is not None]
         if nodes and all(node.args[0] in self._ours for node in nodes):
             return list(outputs)
-        node = self._call(backward_function("validate_outputs"), (outputs, *args))
+        if any(node.args[0] in self._functions for node in nodes):
+            node = self._call(fitting_gradients, (self._origin[0], outputs, *args))
+        else:
+            node = self._call(backward_function("validate_outputs"), (outputs, *args))
         return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(outputs)]
 
     def accumulate(self, first: Any, second: Any) -> torch.Tensor:
@@ -267,42 +270,64 @@ class Recorder:
         """The backward of an autograd function in Python: Dynamo follows it."""
         # Functions of torch's ahead-of-time compiler take gradients as one list, which they empty.
         boxed = getattr(ctx._forward_cls, "boxed_grads_call", False)
-        gradients = [list(inputs)] if boxed else inputs
-        node = self._call(call_backward, (self._item(self._hooks, place), tuple(saved), *gradients))
+        given = self._item(self._hooks, place), tuple(saved)
         if hasattr(ctx._forward_cls, "_opforge_traced"):
+            node = self._call(call_backward, (*given, *([list(inputs)] if boxed else inputs)))
             self._ours.add(node)
+        elif boxed:
+            node = self._call(call_backward, (*given, list(inputs)))
+        else:
+            self._is_seen = True
+            tensors = tuple(m is not None for m in metadata)
+            node = self._call(call_function, (self._origin[0], tensors, *given, *inputs))
+            self._functions.add(node)
         return tuple(None if m is None else self._stand_in(self._item(node, k)) for k, m in enumerate(metadata))
 
     def call_copy_slices_prologue(self, inputs: Any, *described: Any) -> list[torch.Tensor]:
-        return self._stand_ins(self._call(before_copied_slice, (inputs, described[:3], described[3:])), 3)
+        whole, part, copy = self._stand_ins(self._call(before_copied_slice, (inputs, described[:3], described[3:])), 3)
+        self._part = copy
+        return [whole, part, copy]
 
     def call_copy_slices_epilogue(self, needed: Sequence[bool], whole: Any, made: Sequence[Any], part: Any) -> Tensors:
+        self._part = None
         return [*self._stand_ins(self._call(after_copied_slice, (needed, whole, made, part)), len(needed))]
 
     # Hooks.
 
     def _hook(self, place: int) -> fx.Node:
+        self._is_seen = True
         return self._item(self._hooks, place)
 
     def tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
         """A hook of a tensor, which may replace the gradient at position `k`; where there is none, there is none afterwards."""
-        node = self._call(call_hook, (self._hook(hook), inputs[k]))
-        inputs[k] = None if inputs[k] is None else self._stand_in(node)
+        given, node = inputs[k], self._call(call_tensor_hook, (self._hook(hook), inputs[k]))
+        inputs[k] = None if given is None else self._hooked(given, node)
         return inputs
 
+    def _hooked(self, given: torch.Tensor, node: fx.Node) -> torch.Tensor:
+        made = self._stand_in(node)
+        self._unhooked[id(made)] = given
+        return made
+
+    def _wanted(self, gradient: Any) -> Any:
+        """What the program gets of a gradient that it has asked for. Of a tensor whose node runs too, the engine takes it before its hooks."""
+        while id(gradient) in self._unhooked and self._group[self._node_of[id(gradient)]] in self._ran:
+            gradient = self._unhooked[id(gradient)]
+        return gradient
+
     def cpp_tensor_pre_hook(self, inputs: Tensors, hook: int, k: int) -> Tensors:
-        if inputs[k] is not None:
-            inputs[k] = self._stand_in(self._call(cpp_tensor_hooks, (hook, inputs[k])))
+        if (given := inputs[k]) is not None:
+            inputs[k] = self._hooked(given, self._call(call_cpp_hooks, (hook, given)))
         return inputs
 
     def pre_hook(self, inputs: Sequence[Any], hook: int) -> Tensors:
         """A hook of a node, before it runs."""
-        node = self._call(call_hook, (self._hook(hook), tuple(inputs)))
+        node = self._call(call_node_hook, (self._hook(hook), tuple(inputs)))
         return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(inputs)]
 
     def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook: int) -> Tensors:
         """A hook of a node that has run."""
-        node = self._call(call_hook, (self._hook(hook), tuple(outputs), tuple(inputs)))
+        node = self._call(call_node_hook, (self._hook(hook), tuple(outputs), tuple(inputs)))
         return [None if t is None else self._stand_in(self._item(node, k)) for k, t in enumerate(outputs)]
 
     def post_acc_grad_hook(self, leaf: torch.Tensor, hook: int) -> Tensors:
@@ -310,14 +335,17 @@ class Recorder:
 
     def unpack_hook(self, hook: int, data: int) -> torch.Tensor:
         """What `saved_tensors_hooks` packed, unpacked."""
-        return self._stand_in(self._call(call_hook, (self._hook(hook), self._item(self._packed, data))))
+        given = self._hook(hook), self._item(self._packed, data)
+        if self._part is not None:
+            return self._stand_in(self._call(call_unpack_hook_of_slice, (self._part, *given)))
+        return self._stand_in(self._call(call_unpack_hook, given))
 
     # Smaller things that it asks for.
 
     def bind_backward_state(self, place: int) -> BackwardState:
         """What Dynamo keeps for the hooks of a compiled forward."""
         made = BackwardState()
-        self._node_of[id(made)] = self._hook(place)
+        self._node_of[id(made)] = self._item(self._hooks, place)
         self._alive.append(made)
         return made
 
@@ -339,6 +367,17 @@ class _Operators(TorchDispatchMode):
 
 for _method in (Recorder.__init__, Recorder.begin_capture, Recorder.close):
     skip_frame(_method)  # Dynamo sees what runs before `begin_capture` and after `end_capture`
+
+
+def _compile(
+    compile: Callable[[fx.GraphModule], Callable[..., Any]], number: int, graph: fx.Graph
+) -> Callable[..., Any]:
+    """Compile the graph of the capture `number`."""
+    module = fx.GraphModule({}, graph, f"Backward{number}")
+    module.meta["locals_to_steal"] = ["inputs"]
+    if wanted("captured backward"):
+        tell("captured backward", f"!{number} ", module.print_readable(print_output=False), None)
+    return compile(module)
 
 
 def _node_name(origin: str) -> str:

@@ -23,7 +23,8 @@ def reorder(graph: fx.Graph, group: Mapping[fx.Node, int], sums: Collection[fx.N
             node.args = (total, term)
             members[group[term] if group.get(term) in place else order[0]].append(node)
             total = node
-    last = next(n for n in reversed(graph.nodes) if n not in sums and group.get(n) not in place)
+    front = (n for n in reversed(graph.nodes) if n.op != "output" and n not in sums and group.get(n) not in place)
+    last = next(front)
     for number in order:
         for node in members[number]:
             last.append(node)

@@ -13,6 +13,7 @@ from ..torch_compat import skip_frame, unseen_by_dynamo
 from ..torch_compat.compiled_autograd import compile_context, dynamo_runs_captured, engine_as_seen, numbered
 from .calls import carried
 from .engine import capturing, state
+from .orders import Orders
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Captured:
     sizes   positions of those sizes that the graph takes.
     checks  what is searched for nan afterwards: "gradients" of the leaves, "results", or nothing ("").
     leaves  positions of the inputs that get gradients.
+    orders  its graphs for other orders, if code of the program runs in it.
     """
 
     number: int
     sizes: tuple[int, ...]
     checks: str = ""
     leaves: tuple[int, ...] = ()
+    orders: Orders | None = None
 
     def __call__(
         self,
@@ -47,6 +50,8 @@ class Captured:
             _running() as callbacks,
             compile_context(numbered(self.number)),
         ):
+            if self.orders is not None:
+                compiled = self.orders.fitting(compiled)
             taken = [carried(sizes[k]) for k in self.sizes]
             found = compiled(inputs, taken, scalars, hooks, packed)
             for callback in callbacks:  # it may queue more

@@ -39,9 +39,23 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 __all__ = [
-    "BackwardState", "ShapeEnv", "backward_function", "call_backward", "compile_context", "cpp_tensor_hooks",
-    "dynamo_runs_captured", "engine", "engine_as_seen", "forced_eager", "may_change", "name_backward_function", "numbered",
-    "running_backward", "symbol_for",
+    "UNNAMED",
+    "BackwardState",
+    "ShapeEnv",
+    "backward_function",
+    "call_backward",
+    "compile_context",
+    "cpp_tensor_hooks",
+    "dynamo_runs_captured",
+    "engine",
+    "engine_as_seen",
+    "forced_eager",
+    "may_change",
+    "name_backward_function",
+    "numbered",
+    "running_backward",
+    "symbol_for",
+    "zeros_of_result",
 ]  # fmt: skip
 
 cpp_tensor_hooks: Callable[..., Any] = engine.call_cpp_tensor_pre_hooks
@@ -58,6 +72,16 @@ def backward_function(name: str) -> Callable[..., Any]:
     """The function that was kept under a name."""
     found: Callable[..., Any] = known_to_dynamo.ops.get(name)
     return found
+
+
+def zeros_of_result(ctx: Any, k: int) -> torch.Tensor:
+    """Zeros as a gradient of the result `k` of an autograd function in Python, of which `ctx` is the context."""
+    result = ctx._input_metadata[k]
+    return torch.zeros(tuple(result.shape), dtype=result.dtype, device=result.device)
+
+
+UNNAMED = "[Compiled Autograd Tracing:]"
+"""How an error about a gradient that does not fit begins, in the place of the function's name."""
 
 
 def numbered(number: int) -> Any:

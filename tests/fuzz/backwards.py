@@ -3,7 +3,8 @@
     python -m tests.fuzz.backwards --programs 10000            the captured graph as it is
     python -m tests.fuzz.backwards --programs 100 --compiled   compiled by opforge, and a part of the forward too
 
-A program is a graph of operators over a few leaves, with hooks at random places, whose backward runs once or more, for all leaves or some of them.
+A program is a graph of operators over a few leaves, with hooks at random places, whose backward runs once or more, for all leaves or some tensors.
+Some hooks raise, take gradients away, or return what does not fit. Compiled parts of the forward have graph breaks.
 """
 
 from __future__ import annotations
@@ -51,6 +52,29 @@ class Twice(torch.autograd.Function):
         return first * b + second, first * a + second
 
 
+class Nothing(torch.autograd.Function):
+    """An autograd function that has no gradient for one of its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.cos(), None
+
+
+def refuse(*given: Any) -> None:
+    raise ValueError("this hook refuses")
+
+
+# What a hook of a tensor, and of a node, may do that it seldom does.
+ODD_HOOKS: list[Callable[[Tensor], Any]] = [refuse, lambda g: 1, lambda g: g.sum(), lambda g: g.double()]
+ODD_NODE_HOOKS: list[Callable[[tuple[Tensor | None, ...]], Any]] = [
+    refuse, lambda gs: gs[0], lambda gs: (*gs, None), lambda gs: (None,) * len(gs), lambda gs: (None, *gs[1:]),
+]  # fmt: skip
+
+
 @dataclass
 class Seen:
     """What hooks saw, in order: their names with which leaves had gradients; the values; and how it ended."""
@@ -91,8 +115,8 @@ class Program:
             self._build()
         try:
             self._backwards()
-        except (RuntimeError, TypeError) as error:
-            self.seen.ended = str(error).splitlines()[0][:60]
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            self.seen.ended = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
         self.seen.values += [t.grad for t in (*self.leaves, *self.kept) if isinstance(t, Tensor) and t.grad is not None]
         return self.seen
 
@@ -135,15 +159,32 @@ class Program:
                 return [checkpoint(function, a, use_reentrant=False)]
             return [self._compiled(function)(a)]
         if kind < 0.75:
-            return [self._compiled(rng.choice(BINARY))(a, b)]
-        if kind < 0.85:
+            return [self._compiled(self._broken() if rng.random() < 0.3 else rng.choice(BINARY))(a, b)]
+        if kind < 0.83:
             return list(Twice.apply(a, b))
+        if kind < 0.85:
+            # Without any gradient a compiled backward gives zeros, unless it is captured.
+            return [Nothing.apply(a, b) if self.forward is None else a - b]
         if kind < 0.95:
             copy = a.clone()
             copy[rng.randrange(SIZE)].mul_(b[0])
             return [copy]
         top, bottom = a.split(2)
         return [torch.cat([bottom, top]), torch.cat([top, top.sin()])]
+
+    def _broken(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """A function of which Dynamo makes three graphs."""
+        first, last = self.rng.choice(UNARY), self.rng.choice(UNARY)
+        middle = self.rng.choice(BINARY)
+
+        def broken(a: Tensor, b: Tensor) -> Tensor:
+            c = first(a)
+            torch._dynamo.graph_break()
+            c = middle(c, b)
+            torch._dynamo.graph_break()
+            return last(c) * a
+
+        return broken
 
     def _compiled(self, function: Any) -> Any:
         chosen = self.rng.random() < 0.3
@@ -164,17 +205,32 @@ class Program:
             t.grad_fn.register_prehook(lambda gradients: note(f"before {name}", *gradients))
         if rng.random() < 0.15:
             t.grad_fn.register_hook(lambda made, _: note(f"after {name}", *made))
+        if rng.random() < 0.05:
+            t.register_hook(lambda g: engine().queue_callback(lambda: note(f"end {name}")))
+        if rng.random() < 0.02:
+            t.register_hook(rng.choice(ODD_HOOKS))
+        if rng.random() < 0.04 and self.forward is None:
+            odd = rng.choice(ODD_NODE_HOOKS)
+            if rng.random() < 0.5:
+                t.grad_fn.register_prehook(odd)
+            else:
+                t.grad_fn.register_hook(lambda made, _: odd(made))
 
     def _backwards(self) -> None:
         rng = self.rng
         roots = rng.sample(self.tensors, min(len(self.tensors), rng.choice([1, 1, 1, 2])))
-        times = rng.choice([1, 1, 2])
+        times = rng.choice([1, 1, 2, 3])
         # Of a single root from which no way leads to the inputs eager calls the hooks; a captured backward computes nothing.
-        reached = [leaf for leaf in self.leaves if get_gradient_edge(leaf).node in _nodes_below(roots[0])]
-        some = rng.sample(self.leaves, 2) if len(roots) > 1 else rng.sample(reached, min(2, len(reached)))
-        mode = rng.choice(["all", "all", "inputs", "grad"])
+        below, starts_at = _nodes_below(roots[0]), {t.grad_fn for t in roots}
+        inner = [t for t in self.tensors if t.grad_fn in below and t.grad_fn not in starts_at]
+        reached = [leaf for leaf in self.leaves if get_gradient_edge(leaf).node in below]
         for k in range(times):
             keep = k + 1 < times or rng.random() < 0.2
+            mode = rng.choice(["all", "all", "inputs", "grad"])
+            some = rng.sample(self.leaves, 2) if len(roots) > 1 else rng.sample(reached, min(2, len(reached)))
+            if inner and rng.random() < 0.4:
+                some.append(rng.choice(inner))
+                self.kept.append(some[-1])
             # Anew each time: eager may make a view of one the gradient of a leaf, and add to it later.
             starts = [torch.full_like(t, 0.5) for t in roots]
             with compiled_autograd.enable(self.compile) if self.compile is not None else nullcontext():
@@ -186,6 +242,11 @@ class Program:
                     torch.autograd.backward(roots, starts, retain_graph=keep, inputs=some if mode == "inputs" else None)
             if rng.random() < 0.2:
                 self.leaves[0].grad = None
+
+
+def engine() -> Any:
+    """The engine, as a program finds it while a backward runs."""
+    return torch.autograd.Variable._execution_engine
 
 
 def _nodes_below(root: Tensor) -> set[Any]:

@@ -308,25 +308,23 @@ class Matrix:
     planes: Sequence[Mapping[str, Sequence[str]]]
     impossible: Sequence[Callable[..., bool]]
 
-    def cells(self, mutation: str | None = None) -> Iterator[Cell]:
-        """All cells, or those of one mutation."""
+    def cells(self, **members: str) -> Iterator[Cell]:
+        """All cells, or those that have these `members` of axes."""
         seen: set[tuple[str, ...]] = set()
         for plane in self.planes:
-            choices = [plane.get(a, tuple(self.axes[a])) for a in self.axes]
-            for members in itertools.product(*choices):
-                cell = dict(zip(self.axes, members, strict=True))
-                if (
-                    mutation in (None, cell["mutation"])
-                    and members not in seen
-                    and not any(c(**cell) for c in self.impossible)
-                ):
-                    seen.add(members)
+            choices = [
+                [m for m in plane.get(axis, tuple(self.axes[axis])) if members.get(axis, m) == m] for axis in self.axes
+            ]
+            for found in itertools.product(*choices):
+                cell = dict(zip(self.axes, found, strict=True))
+                if found not in seen and not any(c(**cell) for c in self.impossible):
+                    seen.add(found)
                     yield cell
 
 
 def whole_cells(matrix: Matrix, count: int) -> Iterator[Cell]:
     """`count` cells, fixed, at least one of every mutation."""
-    rows = [list(matrix.cells(m)) for m in matrix.axes["mutation"]]
+    rows = [list(matrix.cells(mutation=m)) for m in matrix.axes["mutation"]]
     chosen = [random.Random(str(k)).sample(row, -(-count // len(rows))) for k, row in enumerate(rows)]
     yield from itertools.islice((cell for members in zip(*chosen, strict=True) for cell in members), count)
 
@@ -347,7 +345,7 @@ def check_row(matrix: Matrix, mutation: str, note: Note, sample: int | None = No
     """Run the cells of one mutation, or a fixed sample of them; fail with every cell that differs, and a file that shows the first. The
     counts go to `note`, and with it into pytest's summary.
     """
-    cells = list(matrix.cells(mutation))
+    cells = list(matrix.cells(mutation=mutation))
     if sample is not None and len(cells) > sample:
         cells = random.Random(mutation).sample(cells, sample)
     counts, reasons, different = Counter(), Counter(), []

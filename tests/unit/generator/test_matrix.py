@@ -1,4 +1,4 @@
-"""The matrix: its cells are counted without enumerating them, and what is missing in its spec is said."""
+"""The matrices: their cells are counted without enumerating them, and what is missing in their specs is said."""
 
 import ast
 import shutil
@@ -11,7 +11,8 @@ import pytest
 
 from opforge.errors import SpecError
 from opforge.generator import run
-from opforge.generator.emit.matrix import AXES, Matrix
+from opforge.generator.cells import Matrix
+from opforge.generator.emit.matrix import AXES
 from opforge.generator.tables import Condition
 from tests.support.matrix import Matrix as Cells
 
@@ -58,3 +59,42 @@ def test_missing_planes(tmp_path: Path) -> None:
     spec.write_text(text[: text.index("\n- matrix:") + 1])
     with pytest.raises(SpecError, match="the entry 'matrix' with its planes is missing"):
         run.load_model(tmp_path / "specs")
+
+
+def hooks_with(tmp_path: Path, old: str, new: str) -> None:
+    """Load specs in which the text of hooks.yaml is another."""
+    shutil.copytree(run.SPECS_DIR, tmp_path / "specs")
+    spec = tmp_path / "specs" / "hooks.yaml"
+    text = spec.read_text()
+    assert old in text
+    spec.write_text(text.replace(old, new))
+    run.load_model(tmp_path / "specs")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("- place: inner\n", "- place: leaf\n", "place 'leaf' is defined twice"),
+        ("between: [u = hook(u)]", "between: [u = hook(u]", "expected Python"),
+        (
+            "graph: [crossed, compiled_parts]",
+            "graph: [crosed]",
+            "the axis 'graph' has no member 'crosed'; did you mean 'crossed'",
+        ),
+        ("graph: [crossed", "grph: [crossed", "found 'grph'; did you mean 'graph'"),
+        ("backward == inner", "backward == outer", "found 'outer'"),
+    ],
+)
+def test_mistakes_in_the_matrix_of_hooks(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        hooks_with(tmp_path, old, new)
+
+
+def test_missing_entries_of_the_matrix_of_hooks(tmp_path: Path) -> None:
+    text = (run.SPECS_DIR / "hooks.yaml").read_text()
+    cells, backwards = text[text.index("\n- cells:") :], text[text.index("\n- backward:") : text.index("\n- cells:")]
+    for k, (gone, message) in enumerate(
+        [(cells, "the entry 'cells' with its planes is missing"), (backwards, "there is no backward")]
+    ):
+        with pytest.raises(SpecError, match=message):
+            hooks_with(tmp_path / str(k), gone, "\n")
