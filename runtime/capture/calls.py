@@ -198,5 +198,5 @@ def after_copied_slice(
 
 
 # Where a hook ends the graph, its call runs by itself. Dynamo would compile that for each hook and each size, and there is nothing in it to compile.
-for _call in (call_hook, call_post_accumulate_hook):
+for _call in (call_tensor_hook, call_node_hook, call_post_accumulate_hook):
     skip_frame(_call)
