@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -161,6 +160,10 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             torch.multiprocessing.spawn(_work, args=(kind, sizes, device, ways, folder), nprocs=2)
             rows.append({"spread": kind} | json.loads(Path(folder, "found.json").read_text()))
+        part, name = (
+            ("several GPUs", torch.cuda.get_device_name()) if device == "cuda" else ("several processes", "cpu")
+        )
+        write(part, {"device": name, "sizes": sizes, "rows": rows})  # a spread takes minutes: what is there stays
     table = Table("spread", *(f"{name} ms" for name in ways))
     for row in rows:
         table.add_row(row["spread"], *(f"{1e3 * t:.1f}" if not isinstance(t := row[w], str) else "-" for w in ways))
@@ -169,8 +172,6 @@ def main(
         for name in ways:
             if isinstance(row[name], str):
                 console.print(f"{row['spread']}, {name}: {row[name]}", markup=False)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} processors"
-    write("several GPUs" if device == "cuda" else "several processes", {"device": name, "sizes": sizes, "rows": rows})
 
 
 if __name__ == "__main__":
