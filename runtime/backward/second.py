@@ -65,7 +65,7 @@ class DifferentiableBackward:
         left       which gradients are not asked for (`CompiledBackward.left_out`).
         Raises RuntimeError where the gradients cannot be differentiated.
         """
-        traced = self._trace([*saved, *tangents], left)
+        traced = self._trace([*saved, *tangents], unsaved, left)
         arguments = traced.arguments(saved, tangents, unsaved)
         key = left, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
         run = self._compiled.get(key)
@@ -79,10 +79,26 @@ class DifferentiableBackward:
         given = [None if g is None else next(found) for g in traced.order.gradients]
         return [None if k in unreached else g for k, g in enumerate(given)]
 
-    def _trace(self, given: Sequence[Any], left: int) -> SavedProgram:
+    def _sizes(self, given: Sequence[Any], unsaved: Sequence[Unsaved]) -> dict[Any, Any]:
+        """The values of those symbols that are sizes, strides or numbers among what the backward is `given`, or sizes of what is not saved."""
+        arguments = _placeholders(self._joint)
+        known = [(n.meta["val"], value) for n, value in zip(_placeholders(self._backward.graph), given, strict=True)]
+        pairs: list[tuple[Any, Any]] = []
+        for like, value in known:
+            if isinstance(like, torch.Tensor):
+                pairs += zip((*like.shape, *like.stride()), (*value.shape, *value.stride()), strict=True)
+            else:
+                pairs.append((like, value))
+        for k, (history, itself, _) in zip(self._backward.unsaved, unsaved, strict=True):
+            t = itself() if history is None else history
+            pairs += zip(arguments[k].meta["val"].shape, () if t is None else t.shape, strict=t is not None)
+        symbols = [(n.node.expr, m) for n, m in pairs if isinstance(n, torch.SymInt) and n.node.expr.is_symbol]
+        return {symbol: sympy.Integer(int(m)) for symbol, m in symbols}
+
+    def _trace(self, given: Sequence[Any], unsaved: Sequence[Unsaved], left: int) -> SavedProgram:
         if in_transform():
             raise refused("inside of vmap")
-        sizes = _sizes(self._backward.graph, given) if self._backward.symbolic else {}
+        sizes = self._sizes(given, unsaved) if self._backward.symbolic else {}
         key = left, *sizes.items()
         with self._lock, no_modes():
             if key not in self._traced:
@@ -96,21 +112,8 @@ class DifferentiableBackward:
             return self._traced[key]
 
 
-def _sizes(backward: fx.GraphModule, given: Sequence[Any]) -> dict[Any, Any]:
-    """The values of those symbols that are sizes, strides or numbers among what a backward is `given`."""
-    found: dict[Any, Any] = {}
-    for node, value in zip((n for n in backward.graph.nodes if n.op == "placeholder"), given, strict=True):
-        like = node.meta["val"]
-        tensor = isinstance(like, torch.Tensor)
-        pairs = (
-            zip((*like.shape, *like.stride()), (*value.shape, *value.stride()), strict=True)
-            if tensor
-            else [(like, value)]
-        )
-        for n, actual in pairs:
-            if isinstance(n, torch.SymInt) and n.node.expr.is_symbol:
-                found.setdefault(n.node.expr, sympy.Integer(int(actual)))
-    return found
+def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
+    return gm.graph.find_nodes(op="placeholder")  # type: ignore[return-value]
 
 
 def refused(what: str) -> RuntimeError:
@@ -133,7 +136,7 @@ class SavedProgram:
         """`sizes`: those for which `order` was traced, instead of the symbols in `joint`."""
         self.order = order
         nodes = list(order.graph.graph.nodes)
-        inputs = [n for n in nodes if n.op == "placeholder"][: backward.arguments]
+        inputs = _placeholders(order.graph)[: backward.arguments]
         self._saved = _saved_nodes(backward, joint, order, inputs, sizes)
         self._unsaved = {inputs[k]: n for n, k in enumerate(backward.unsaved)}
         self._tangents = {n: k for k, n in enumerate(order.tangents)}
@@ -205,7 +208,7 @@ def _saved_nodes(
     numbering = Numbering()
     first, second = numbering.of(joint, sizes), numbering.of(order.graph)
     names = {n.name: number for n, number in first.items()}
-    placeholders = [n for n in backward.graph.graph.nodes if n.op == "placeholder"]
+    placeholders = _placeholders(backward.graph)
     kept: dict[Any, int] = {}
     for k, (s, n) in enumerate(zip(backward.saved, placeholders, strict=False)):
         number = names.get(n.meta.get("copy_of", n.name))

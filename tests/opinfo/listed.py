@@ -82,6 +82,10 @@ KNOWN: dict[str, str] = {
     "luck; against 80-bit numbers eager's gradients are 3.8e-11 off, ours 3.6e-11 (geometric means of twelve)",
     "*polygamma* float64*": "torch: its trigamma is up to 5e-10 from the right one in float64 (against 30 digits; ours 2e-16)",
     **dict.fromkeys(
+        ("mvlgamma* float64 twice*", "digamma float64 twice*", "lgamma float64 twice*"),
+        "torch: the second gradient is its trigamma, up to 5e-10 from the right one in float64",
+    ),
+    **dict.fromkeys(
         ("special.bessel_j0 float64*", "special.bessel_j1 float64*", "special.bessel_y0 float64*"), _BESSEL
     ),
     "special.bessel_j1 float* cuda": "torch: its numbers, in float64 too, are up to 5e-7 from the right ones between 5 and 8; ours are not",

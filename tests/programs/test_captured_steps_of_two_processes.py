@@ -12,8 +12,11 @@ import pytest
 
 KINDS = [
     ["refused", "ddp_in_python-micro-zeros", "ddp_in_python-compiled-breaks"],
-    ["ddp_in_python-checkpoint", "ddp_in_python-reentrant", "ddp_in_python-reentrant-compiled"],
-    ["fsdp2", "fsdp2-compiled-breaks-micro"],
+    pytest.param(
+        ["ddp_in_python-checkpoint", "ddp_in_python-reentrant", "ddp_in_python-reentrant-compiled"],
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(["fsdp2", "fsdp2-compiled-breaks-micro"], marks=pytest.mark.slow),
     ["fsdp2-reentrant", "fsdp2-compiled-checkpoint"],
 ]
 
