@@ -99,7 +99,13 @@ def _floating(out: Any) -> list[torch.Tensor]:
 
 
 def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+    """Whether it has floating elements to look at: zeros without memory have none."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.numel() > 0
+        and not torch._is_zerotensor(value)
+    )
 
 
 # Pointwise operators that add products: with one rounding or with two, as large as the terms.

@@ -160,10 +160,6 @@ def _gradients_twice(sight: Sight, tensors: list[Any], results: list[Any]) -> No
     cotangents = [_cotangent(r, generator).requires_grad_() for r in followed]
     try:
         first = torch.autograd.grad(list(followed), leaves, cotangents, allow_unused=True, create_graph=True)
-        for k, g in enumerate(first):
-            sight.facts[f"gradient {k} is there"] = g is not None
-            if g is not None:
-                sight.values[f"gradient {k}"] = g.detach()
         moving = [g for g in first if g is not None and g.requires_grad]
         # A gradient that does not move with anything is differentiated to zeros, or not at all.
         second = torch.autograd.grad(
@@ -172,6 +168,11 @@ def _gradients_twice(sight: Sight, tensors: list[Any], results: list[Any]) -> No
     except Exception as error:  # noqa: BLE001
         sight.raised["backward"] = error
         return
+    # Where a second gradient is refused, eager says so only when it is computed.
+    for k, g in enumerate(first):
+        sight.facts[f"gradient {k} is there"] = g is not None
+        if g is not None:
+            sight.values[f"gradient {k}"] = g.detach()
     for k, g in enumerate(second):
         sight.values[f"gradient of gradients {k}"] = g
 

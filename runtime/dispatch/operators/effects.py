@@ -14,7 +14,8 @@ import torch
 
 from ...torch_compat import OpOverload, registered_effect
 
-TORCHS = ("aten", "prims")  # namespaces whose operators are tagged where equal calls may differ
+TORCHS = ("aten", "prims")
+TAGGED = (*TORCHS, "opforge")  # namespaces whose operators are tagged where equal calls may differ
 
 
 def has_effect(op: Any) -> bool:
@@ -32,12 +33,12 @@ def must_run(op: Any) -> bool:
 
 
 def gives_the_same(op: Any) -> bool:
-    """Whether equal calls give equal results: arithmetic of Python, and operators of torch's own but for random ones. Those of others may do what
+    """Whether equal calls give equal results: arithmetic of Python, and operators of torch and opforge but for random ones. Those of others may do what
     no tag says.
     """
     if not isinstance(op, OpOverload):
         return getattr(op, "__module__", None) == "_operator"
-    return op.namespace in TORCHS and not must_run(op)
+    return op.namespace in TAGGED and not must_run(op)
 
 
 def run_with_token(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
