@@ -33,8 +33,8 @@ def must_run(op: Any) -> bool:
 
 
 def gives_the_same(op: Any) -> bool:
-    """Whether equal calls give equal results: arithmetic of Python, and operators of torch and opforge but for random ones. Those of others may do what
-    no tag says.
+    """Whether equal calls give equal results: arithmetic of Python, and operators of torch and of opforge but for random ones. Those of others may do
+    what no tag says.
     """
     if not isinstance(op, OpOverload):
         return getattr(op, "__module__", None) == "_operator"
