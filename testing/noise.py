@@ -99,13 +99,10 @@ def _floating(out: Any) -> list[torch.Tensor]:
 
 
 def _is_floating(value: Any) -> bool:
-    """Whether it has floating elements to look at: zeros without memory have none."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and value.numel() > 0
-        and not torch._is_zerotensor(value)
-    )
+    """Whether it has floating elements to look at: zeros without memory have none, nor has what torch adds up for their sizes."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta" or torch._is_zerotensor(value):
+        return False
+    return value.is_floating_point() and value.numel() > 0
 
 
 # Pointwise operators that add products: with one rounding or with two, as large as the terms.
