@@ -15,6 +15,7 @@ import torch
 from ...torch_compat import OpOverload, registered_effect
 
 TORCHS = ("aten", "prims")  # namespaces whose operators are tagged where equal calls may differ
+_TAGGED = (*TORCHS, "opforge")
 
 
 def has_effect(op: Any) -> bool:
@@ -32,12 +33,12 @@ def must_run(op: Any) -> bool:
 
 
 def gives_the_same(op: Any) -> bool:
-    """Whether equal calls give equal results: arithmetic of Python, and operators of torch's own but for random ones. Those of others may do what
-    no tag says.
+    """Whether equal calls give equal results: arithmetic of Python, and operators of torch and our own but for random ones (random numbers of a seed
+    that is given are the same). Those of others may do what no tag says.
     """
     if not isinstance(op, OpOverload):
         return getattr(op, "__module__", None) == "_operator"
-    return op.namespace in TORCHS and not must_run(op)
+    return op.namespace in _TAGGED and not must_run(op)
 
 
 def run_with_token(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
