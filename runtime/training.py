@@ -260,8 +260,10 @@ def compile_training(
     return bind_function(backward, forward, variants, differentiable), artifacts, parts.written.values()
 
 
-def _rewritten_twice(twice: Twice, cfg: Config, sizes: Mapping[Any, Any], left: Collection[int]) -> SecondOrder:
-    order = twice(sizes, left)
+def _rewritten_twice(
+    twice: Twice, cfg: Config, sizes: Mapping[Any, Any], left: Collection[int], absent: Collection[int]
+) -> SecondOrder:
+    order = twice(sizes, left, absent)
     if cfg.rewrites:
         rewrite(order.graph, RULES)
     return order

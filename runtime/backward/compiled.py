@@ -130,6 +130,10 @@ class CompiledBackward:
         given = self.every_tangent & ~undefined
         return {k for k, way in enumerate(self.gradients.reached) if not way & given}
 
+    def absent(self, undefined: int) -> set[int]:
+        """Positions of the tangents at the bits of `undefined`."""
+        return {k for k in range(len(self.tangents)) if undefined >> k & 1}
+
     def left_out(self, left: int) -> tuple[int, ...]:
         """Positions of the gradients that nobody asks for: 1 for those of `weights`, 2 for `others`, 0 for none."""
         return ((), self.weights, self.others)[left]
@@ -142,8 +146,7 @@ class CompiledBackward:
             return without_gradients(self.variant(undefined), self.left_out(left))
         if not undefined:
             return self.graph
-        absent = {k for k in range(len(self.tangents)) if undefined >> k & 1}
-        return without_tangents(self.graph, absent, self.unreached(undefined))
+        return without_tangents(self.graph, self.absent(undefined), self.unreached(undefined))
 
 
 def described(tensors: Sequence[torch.Tensor]) -> list[Described]:

@@ -20,6 +20,7 @@ from ...errors import UnsupportedError, first_line
 from ..dispatch.autograd.joint import written_since
 from ..dispatch.autograd.second import SecondOrder, Twice
 from ..dispatch.storage.inputs import version_of
+from ..execute.support import is_lazy
 from ..partition.second_order import Numbering, Part, part_between
 from ..torch_compat import in_transform, no_modes
 from .compiled import CompiledBackward
@@ -65,19 +66,18 @@ class DifferentiableBackward:
         left       which gradients are not asked for (`CompiledBackward.left_out`).
         Raises RuntimeError where the gradients cannot be differentiated.
         """
-        traced = self._trace([*saved, *tangents], unsaved, left)
+        tangents = [_plain(t) for t in tangents]
+        traced = self._trace([*saved, *tangents], unsaved, undefined, left)
         arguments = traced.arguments(saved, tangents, unsaved)
-        key = left, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
+        key = undefined, left, *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments)
         run = self._compiled.get(key)
         if run is None:
             with self._lock, no_modes():
                 run = self._compiled.get(key) or self._compiled.setdefault(
                     key, self._compile(traced.program, arguments)
                 )
-        unreached = self._backward.unreached(undefined)
         found = iter(run(*arguments))
-        given = [None if g is None else next(found) for g in traced.order.gradients]
-        return [None if k in unreached else g for k, g in enumerate(given)]
+        return [None if g is None else next(found) for g in traced.order.gradients]
 
     def _sizes(self, given: Sequence[Any], unsaved: Sequence[Unsaved]) -> dict[Any, Any]:
         """The values of those symbols that are sizes, strides or numbers among what the backward is `given`, or sizes of what is not saved."""
@@ -95,18 +95,21 @@ class DifferentiableBackward:
         symbols = [(n.node.expr, m) for n, m in pairs if isinstance(n, torch.SymInt) and n.node.expr.is_symbol]
         return {symbol: sympy.Integer(int(m)) for symbol, m in symbols}
 
-    def _trace(self, given: Sequence[Any], unsaved: Sequence[Unsaved], left: int) -> SavedProgram:
+    def _trace(self, given: Sequence[Any], unsaved: Sequence[Unsaved], undefined: int, left: int) -> SavedProgram:
         if in_transform():
             raise refused("inside of vmap")
         sizes = self._sizes(given, unsaved) if self._backward.symbolic else {}
-        key = left, *sizes.items()
+        key = undefined, left, *sizes.items()
         with self._lock, no_modes():
             if key not in self._traced:
                 if self._twice is None:
-                    raise refused("here: it has tensor subclasses, or tangents of forward-mode differentiation")
+                    raise refused(
+                        "here: it is a gradient of a gradient already, or has tensor subclasses or tangents of forward-mode differentiation"
+                    )
                 try:
-                    order = self._twice(sizes, self._backward.left_out(left))
-                    self._traced[key] = SavedProgram(self._backward, self._joint, order, sizes)
+                    backward = self._backward
+                    order = self._twice(sizes, backward.left_out(left), backward.absent(undefined))
+                    self._traced[key] = SavedProgram(backward, self._joint, order, sizes)
                 except UnsupportedError as error:
                     raise refused(f"({first_line(error)})") from error
             return self._traced[key]
@@ -114,6 +117,13 @@ class DifferentiableBackward:
 
 def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
     return gm.graph.find_nodes(op="placeholder")  # type: ignore[return-value]
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    """A tangent whose memory holds its elements; autograd follows it."""
+    if t.layout is not torch.strided:
+        return t.to_dense()
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t) if is_lazy(t) else t
 
 
 def refused(what: str) -> RuntimeError:

@@ -224,9 +224,9 @@ class _Attempt:
     def trace(self) -> Traced:
         return self._traced(*self._ran(differentiate if self.training else lambda _: None))
 
-    def trace_twice(self, left: Collection[int]) -> SecondOrder:
+    def trace_twice(self, left: Collection[int], absent: Collection[int]) -> SecondOrder:
         self.recorder.twice = True
-        return self._ran(partial(differentiate_twice, left=left))[1]
+        return self._ran(partial(differentiate_twice, left=left, absent=absent))[1]
 
     def _ran(self, differentiated: Callable[[Differentiated], Result]) -> tuple[Found, Result]:
         """Run the program, and differentiate it. Raises `UnsupportedError` for what cannot be traced."""
@@ -327,10 +327,10 @@ class _Attempt:
         request = replace(self.request, given=alike, lifted=fakes)
         copies, merged, surroundings = self.copies, self.inputs.merged, Surroundings()
 
-        def twice(sizes: Mapping[Any, Any], left: Collection[int]) -> SecondOrder:
+        def twice(sizes: Mapping[Any, Any], left: Collection[int], absent: Collection[int]) -> SecondOrder:
             given = of_sizes(alike, sizes) if symbols_of(alike) else alike
             with surroundings.entered():
-                return _Attempt(replace(request, given=given), copies, merged, True).trace_twice(left)
+                return _Attempt(replace(request, given=given), copies, merged, True).trace_twice(left, absent)
 
         return twice
 

@@ -175,6 +175,61 @@ def test_random_numbers_are_those_of_the_forward() -> None:
         same(ours, run(program, masks[0]))
 
 
+def test_masks_that_are_made_again_from_their_seed() -> None:
+    x, c = numbers(50).requires_grad_(), numbers(50, seed=1).requires_grad_()
+    y = compiled(lambda t: F.dropout(t.sin(), 0.5) * t)(x)
+    (first,) = torch.autograd.grad(y, x, c, create_graph=True)
+    mask = (y.detach() != 0).double() * 2
+    expected = c * mask * (x.cos() * x + x.sin())
+    same([first], [expected])
+    same(torch.autograd.grad(first.sum(), [x, c]), torch.autograd.grad(expected.sum(), [x, c]))
+
+
+def test_a_result_without_a_gradient_counts_for_nothing() -> None:
+    """Not for zeros, which are NaN where they meet an infinite derivative."""
+
+    def program(run: Callable[..., Any]) -> list[torch.Tensor]:
+        x = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+        found = []
+        for k in range(2):
+            (first,) = torch.autograd.grad(run(x)[k].sum(), x, create_graph=True)
+            found += [first.detach(), *torch.autograd.grad(first.sum(), x)]
+        return found
+
+    def network(x: Any) -> Any:
+        return x.sqrt(), x.sin()
+
+    ours, eager = program(compiled(network)), program(network)
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+    torch._dynamo.reset()
+    run = torch.compile(network, backend="opforge", options=STRICT, dynamic=True)
+    for a, b in zip(program(run), eager, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_gradients_given_lazily_and_sparse() -> None:
+    def program(run: Callable[..., Any]) -> list[torch.Tensor]:
+        z = torch.complex(numbers(4), numbers(4, seed=1)).requires_grad_()
+        c = torch.complex(numbers(4, seed=2), numbers(4, seed=3)).requires_grad_()
+        y = run(z)
+        found = []
+        for cotangent in (c, c.conj(), c.expand(2, 4).conj()[0]):
+            (first,) = torch.autograd.grad(y, z, cotangent, create_graph=True)
+            found += [first, *torch.autograd.grad(first.abs().square().sum(), [z, c], retain_graph=True)]
+        return found
+
+    same(program(compiled(lambda z: z * z.exp())), program(lambda z: z * z.exp()))
+
+    def looked_up(run: Callable[..., Any]) -> torch.Tensor:
+        x = numbers(4, 3).requires_grad_()
+        rows = F.embedding(torch.tensor([1, 1, 2]), run(x), sparse=True)
+        (first,) = torch.autograd.grad(rows.square().sum(), x, create_graph=True)
+        return first.to_dense() if first.is_sparse else first
+
+    same([looked_up(compiled(torch.sin))], [looked_up(torch.sin)])
+
+
 def forces(energy: Callable[..., Any], model: torch.nn.Module, steps: int) -> list[float]:
     """Training of a model of energies on forces, as models of atoms are."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -171,11 +171,12 @@ class Differentiated:
         return forms, [next(dense) for _ in self.followed] + [form.put(dense) for form in forms]
 
     def gradients(
-        self, tangents: list[Any], create_graph: bool = False, left: Collection[int] = ()
+        self, tangents: list[Any], create_graph: bool = False, left: Collection[int] = (), absent: Collection[int] = ()
     ) -> Sequence[torch.Tensor | None]:
-        """What autograd gives for `wanted` and `edges`, None at positions `left`; recorded as it runs. Raises `UnsupportedError` where it writes
-        to what others see.
+        """What autograd gives for `wanted` and `edges`, None at positions `left`, from the tangents but for those at positions `absent`; recorded as
+        it runs. Raises `UnsupportedError` where it writes to what others see.
         """
+        given_for = [(r, t) for k, (r, t) in enumerate(zip(self.results, tangents, strict=True)) if k not in absent]
         edges = [e for k, (_, e) in enumerate([*self.wanted, *self.edges]) if k not in left]
         kept = _kept(self.recorder, self.inputs, self.entered, self.found, tangents)
         # Anomaly mode looks at values.
@@ -184,7 +185,8 @@ class Differentiated:
             of_gradients(self.inputs.fake_mode.shape_env),
             torch.autograd.set_detect_anomaly(False),
         ):
-            gradients = own_grad(self.results, edges, tangents, allow_unused=True, create_graph=create_graph)
+            results, given_tangents = zip(*given_for, strict=True)
+            gradients = own_grad(results, edges, given_tangents, allow_unused=True, create_graph=create_graph)
         _check_unwritten(kept)
         given = iter(gradients)
         return [None if k in left else next(given) for k in range(len(self.wanted) + len(self.edges))]

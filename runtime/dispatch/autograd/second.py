@@ -16,8 +16,10 @@ from ..record.dead import finish
 from ..symbols.kernels import of_gradients
 from .joint import Differentiated, tangent_placeholders
 
-Twice = Callable[[Mapping[Any, Any], Collection[int]], "SecondOrder"]
-"""Traces a program once more, with numbers for its symbols of sizes, without the gradients at positions that nobody asks for."""
+Twice = Callable[[Mapping[Any, Any], Collection[int], Collection[int]], "SecondOrder"]
+"""Traces a program once more, with numbers for its symbols of sizes, without the gradients at positions that nobody asks for, and from the tangents
+but for those at positions that are undefined.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class SecondOrder:
         return tuple(output.args[0][k])
 
 
-def differentiate_twice(program: Differentiated, left: Collection[int]) -> SecondOrder:
-    """Record the backward of a recorded program without the gradients at positions `left`, and the backward of that. Raises what autograd raises
-    where an operator has no gradient of its gradient, `UnsupportedError` for tensor subclasses.
+def differentiate_twice(program: Differentiated, left: Collection[int], absent: Collection[int]) -> SecondOrder:
+    """Record the backward of a recorded program without the gradients at positions `left` and the tangents at `absent`, and the backward of that.
+    Raises what autograd raises where an operator has no gradient of its gradient, `UnsupportedError` for tensor subclasses.
     """
     if program.made or program.wrappers:
         raise UnsupportedError("tensor subclasses are among the inputs or results")
@@ -61,7 +63,7 @@ def differentiate_twice(program: Differentiated, left: Collection[int]) -> Secon
     for t in tangents:
         t.requires_grad_()
     recorder.origin, recorder.backward = None, True
-    gradients = program.gradients(tangents, create_graph=True, left=left)
+    gradients = program.gradients(tangents, create_graph=True, left=left, absent=absent)
     moving = [g for g in gradients if g is not None and g.requires_grad]
     given = tangent_placeholders(recorder, moving, program.inputs.fake_mode, "second")
     edges = [e for _, e in program.wanted] + [get_gradient_edge(t) for t in tangents]
