@@ -163,7 +163,9 @@ def main(
         part, name = (
             ("several GPUs", torch.cuda.get_device_name()) if device == "cuda" else ("several processes", "cpu")
         )
-        write(part, {"device": name, "sizes": sizes, "rows": rows})  # a spread takes minutes: what is there stays
+        write(
+            part, {"device": name, "sizes": sizes, "rows": rows}
+        )  # each takes minutes, so it is kept as soon as it is there
     table = Table("spread", *(f"{name} ms" for name in ways))
     for row in rows:
         table.add_row(row["spread"], *(f"{1e3 * t:.1f}" if not isinstance(t := row[w], str) else "-" for w in ways))

@@ -83,7 +83,7 @@ def _plane(
 
 
 def check_python(entry: Entry, path: KeyPath, text: str, diags: Diagnostics) -> None:
-    """Report what is no Python at `path` of an entry."""
+    """Report text at `path` of an entry that is not valid Python."""
     try:
         ast.parse(text)
     except SyntaxError as e:

@@ -150,5 +150,5 @@ def refuse_moved(lasting: Sequence[Any], needed: Sequence[int], given: int = -1)
 
 
 def refuse_double_backward(*_: Any) -> None:
-    """Raises: gradients of gradients were asked for."""
-    raise refused("here")
+    """Raises: gradients of gradients were asked for, of a graph without a `DifferentiableBackward` or in a captured backward."""
+    raise refused("in a backward that compiled autograd captures, or that other compilers made")

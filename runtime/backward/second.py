@@ -90,8 +90,8 @@ class DifferentiableBackward:
             else:
                 pairs.append((like, value))
         for k, (history, itself, _) in zip(self._backward.unsaved, unsaved, strict=True):
-            t = itself() if history is None else history
-            pairs += zip(arguments[k].meta["val"].shape, () if t is None else t.shape, strict=t is not None)
+            if (t := itself() if history is None else history) is not None:
+                pairs += zip(arguments[k].meta["val"].shape, t.shape, strict=True)
         symbols = [(n.node.expr, m) for n, m in pairs if isinstance(n, torch.SymInt) and n.node.expr.is_symbol]
         return {symbol: sympy.Integer(int(m)) for symbol, m in symbols}
 

@@ -157,7 +157,7 @@ def _backward(spec: CompiledBackward, values: Names) -> list[str]:
 
 
 def _followed(spec: CompiledBackward) -> list[str]:
-    """The backward where autograd follows its gradients."""
+    """The part of the backward that runs under `create_graph=True`: autograd follows its gradients."""
     lines = _arguments(spec, by_version=False)
     position = {k: n for n, k in enumerate(spec.gradients.inputs)}
     taken = range(spec.arguments + spec.gradients.wrappers)

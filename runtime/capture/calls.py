@@ -112,7 +112,7 @@ def call_cpp_hooks(number: int, grad: Gradient) -> Gradient:
 
 
 def call_node_hook(hook: Callable[..., Any], gradients: tuple[Gradient, ...], *more: Any) -> tuple[Gradient, ...]:
-    """Call a hook of a node. Returns what it puts in the place of `gradients`, or these if it returns None."""
+    """Call a hook of a node. Returns the gradients that replace `gradients`, or `gradients` where the hook returns None."""
     found = hook(gradients, *more)
     if found is None or found is gradients:
         return gradients
@@ -125,7 +125,7 @@ def call_node_hook(hook: Callable[..., Any], gradients: tuple[Gradient, ...], *m
 
 
 def _replacing(hook: Callable[..., Any], grad: Gradient, found: Any) -> Gradient:
-    """What a hook gives for a gradient. Raises what eager raises if it does not fit, since what runs behind it would compute with it."""
+    """What a hook returned in the place of a gradient. Raises eager's error where it does not fit: the rest of the backward would compute with it."""
     if found is None or found is grad:
         return found
     if grad is None:

@@ -72,9 +72,8 @@ class Recorder:
         self._functions: set[fx.Node] = set()  # calls of backwards of the program's autograd functions
         self._ran: set[int] = set()  # the nodes of autograd that have been run, not only their hooks
         self._unhooked: dict[int, Any] = {}  # by address of what a hook of a tensor gives: what it was given
-        self._part: torch.Tensor | None = (
-            None  # the gradient for the function that is recorded, if it wrote through a view
-        )
+        # The gradient for the function that is recorded, where it wrote through a view.
+        self._part: torch.Tensor | None = None
         self._is_seen = False  # whether code of the program runs in it, which sees the order
         self._entered = ExitStack()
         self._sizes: list[int] = []  # those that the graph uses

@@ -222,18 +222,21 @@ class _Attempt:
         self.grad_after = torch.is_grad_enabled()
 
     def trace(self) -> Traced:
-        return self._traced(*self._ran(differentiate if self.training else lambda _: None))
+        return self._traced(
+            *self._ran(lambda found: self._differentiate(found, differentiate) if self.training else None)
+        )
 
     def trace_twice(self, left: Collection[int], absent: Collection[int]) -> SecondOrder:
         self.recorder.twice = True
-        return self._ran(partial(differentiate_twice, left=left, absent=absent))[1]
+        how = partial(differentiate_twice, left=left, absent=absent)
+        return self._ran(lambda found: self._differentiate(found, how))[1]
 
-    def _ran(self, differentiated: Callable[[Differentiated], Result]) -> tuple[Found, Result]:
+    def _ran(self, differentiated: Callable[[Found], Result]) -> tuple[Found, Result]:
         """Run the program, and differentiate it. Raises `UnsupportedError` for what cannot be traced."""
         held = contextlib.ExitStack()
         try:
             found = self._record(held)
-            joint = self._differentiate(found, differentiated)
+            joint = differentiated(found)
             if not guards_tell(self.inputs.fake_mode.shape_env):
                 raise UnsupportedError(
                     "the remainder of a float made of sizes decides something, which guards cannot tell"

@@ -49,7 +49,7 @@ def steady(loop: Loop) -> Loop:
 
 
 def changes(loop: Loop) -> Loop:
-    """A loop whose autograd graph, or compiled forward, is another one from the step CHANGE on, or whose sizes change from there on."""
+    """A loop whose autograd graph, compiled forward or sizes change at the step CHANGE."""
     CHANGED.append(loop.__name__)
     return steady(loop)
 
@@ -62,15 +62,20 @@ def batch(rows: int = 6, width: int = 8) -> Tensor:
     return torch.randn(rows, width, dtype=torch.float64)
 
 
+def descend(tools: Tools, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Backward, a step of the optimizer, and no gradients for the next."""
+    tools.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @changes
 def batch_sizes(tools: Tools) -> Iterator[Tensor]:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for rows in (6, 6, 6, 9, 12, 5, 7):
         loss = model(batch(rows)).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -81,9 +86,7 @@ def batch_sizes_of_a_compiled_model(tools: Tools) -> Iterator[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for rows in (6, 6, 6, 9, 12, 5, 7):
         loss = forward(batch(rows)).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -95,9 +98,7 @@ def learning_rates(tools: Tools) -> Iterator[Tensor]:
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
         loss = forward(batch()).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -122,9 +123,7 @@ def first_gradient_of_a_parameter(tools: Tools) -> Iterator[Tensor]:
     for step in range(STEPS):
         y = model(batch())
         loss = (y * late if step >= CHANGE else y).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -149,9 +148,7 @@ def unfrozen(tools: Tools) -> Iterator[Tensor]:
     for step in range(STEPS):
         model[0].requires_grad_(step >= CHANGE)
         loss = model(batch()).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -220,9 +217,7 @@ def backward_twice(tools: Tools) -> Iterator[Tensor]:
     for _ in range(STEPS):
         loss = forward(batch()).square().mean()
         tools.backward(loss, retain_graph=True)
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -233,9 +228,7 @@ def loss_times_a_number(tools: Tools) -> Iterator[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         loss = model(batch()).square().mean() * (1.5 + step) + model[0].weight.abs().sum() * (0.1 / (1 + step))
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -281,9 +274,7 @@ def tied_weights(tools: Tools) -> Iterator[Tensor]:
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = forward(torch.randint(10, (12,)))
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -293,9 +284,7 @@ def dropout_and_norm(tools: Tools) -> Iterator[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
         loss = model(batch()).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -307,9 +296,7 @@ def evaluation_between_steps(tools: Tools) -> Iterator[Tensor]:
     for _ in range(STEPS):
         model.train()
         loss = forward(batch()).square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         model.eval()
         with torch.no_grad():
             yield loss + forward(batch()).mean()
@@ -338,9 +325,7 @@ def convolution(tools: Tools) -> Iterator[Tensor]:
     for _ in range(STEPS):
         x, target = torch.randn(3, 2, 6, 6, dtype=torch.float64), torch.randint(3, (3,))
         loss = F.cross_entropy(forward(x), target)
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         yield loss
 
 
@@ -355,9 +340,7 @@ def hooks_that_log(tools: Tools) -> Iterator[Tensor]:
         y = model(batch())
         y.register_hook(lambda g: seen.append(g.norm()))
         loss = y.square().mean()
-        tools.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(tools, loss, optimizer)
         assert len(seen) == 5
         yield loss + torch.stack(seen).sum()
         seen.clear()

@@ -16,11 +16,7 @@ another trial, of DDP's usual reducer.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,6 +26,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from tests.support.distributed import join, start
 
 WIDTH, ROWS = 8, 6
 
@@ -183,12 +181,7 @@ def refused(device: str) -> dict[str, Any]:
 
 
 def worker(rank: int, kinds: list[str], steps: int, device: str, processes: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    patience = datetime.timedelta(seconds=120)  # a process that waits for the other in vain raises
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=processes, timeout=patience)
+    join(rank, device, processes, meeting)
     for kind in kinds:
         found = refused(device) if kind == "refused" else compared(kind, steps, device)
         if rank == 0:
@@ -196,19 +189,5 @@ def worker(rank: int, kinds: list[str], steps: int, device: str, processes: int,
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="+", help="how the training is spread, and what is in it")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="Gloo on the CPU, or NCCL with a GPU for each process"
-    )
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (20)")
-    parser.add_argument("--processes", type=int, default=2, help="processes (2)")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        given = (args.kinds, args.steps, args.device, args.processes, os.path.join(folder, "meeting"))
-        torch.multiprocessing.spawn(worker, args=given, nprocs=args.processes)
-
-
 if __name__ == "__main__":
-    main()
+    start(worker, __doc__, "kinds", nargs="+", help="how the training is spread, and what is in it")

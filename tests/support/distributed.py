@@ -8,6 +8,7 @@ The last line that rank 0 prints is JSON: `losses` and `eager` (floats, one for 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import tempfile
@@ -120,14 +121,35 @@ def train(kind: str, steps: int, device: str, compiled: bool) -> tuple[list[floa
     return losses, gradients
 
 
-def worker(rank: int, kind: str, steps: int, device: str, processes: int, meeting: str) -> None:
-    import opforge
-
+def join(rank: int, device: str, processes: int, meeting: str) -> None:
+    """Make this process one of the group."""
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
     backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=processes)
+    patience = datetime.timedelta(seconds=120)  # a process that waits for the other in vain raises
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=processes, timeout=patience)
+
+
+def start(worker: Callable[..., None], description: str | None, name: str, **about: Any) -> None:
+    """Run `worker` in processes as the command line says: with what the argument `name` gives, steps, device, processes, where they meet."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(name, **about)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="Gloo on the CPU, or NCCL with a GPU for each process"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (20)")
+    parser.add_argument("--processes", type=int, default=2, help="processes (2)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        given = (getattr(args, name), args.steps, args.device, args.processes, os.path.join(folder, "meeting"))
+        torch.multiprocessing.spawn(worker, args=given, nprocs=args.processes)
+
+
+def worker(rank: int, kind: str, steps: int, device: str, processes: int, meeting: str) -> None:
+    import opforge
+
+    join(rank, device, processes, meeting)
     eager, wanted = train(kind, steps, device, compiled=False)
     losses, gradients = train(kind, steps, device, compiled=True)
     for ours, theirs in zip(gradients, wanted, strict=True):
@@ -139,19 +161,5 @@ def worker(rank: int, kind: str, steps: int, device: str, processes: int, meetin
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=sorted(KINDS), help="how the training is spread")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="Gloo on the CPU, or NCCL with a GPU for each process"
-    )
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (20)")
-    parser.add_argument("--processes", type=int, default=2, help="processes (2)")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        given = (args.kind, args.steps, args.device, args.processes, os.path.join(folder, "meeting"))
-        torch.multiprocessing.spawn(worker, args=given, nprocs=args.processes)
-
-
 if __name__ == "__main__":
-    main()
+    start(worker, __doc__, "kind", choices=sorted(KINDS), help="how the training is spread")

@@ -12,7 +12,7 @@ from ...torch_compat import made_without_grad
 
 
 def gradient_of(t: Any) -> Any:
-    """What a leaf has in `grad`; None for all else."""
+    """The `grad` of a leaf; None for anything else."""
     return t.grad if isinstance(t, torch.Tensor) and t.is_leaf else None
 
 

@@ -1,4 +1,4 @@
-"""The matrices: their cells are counted without enumerating them, and what is missing in their specs is said."""
+"""Matrices of test programs: their cells are counted without listing them, and mistakes in their specs are reported."""
 
 import ast
 import shutil
