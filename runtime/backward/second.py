@@ -304,8 +304,9 @@ class _Carried(torch.autograd.Function):
 
 def unsaved(t: torch.Tensor) -> Unsaved:
     """What is kept of an argument that is not saved."""
-    history = None
-    if t.requires_grad:
-        with torch.enable_grad():
-            history = t if t.is_leaf else _Edge.apply(t)
-    return history, weakref.ref(t), version_of(t)
+    if not t.requires_grad:
+        return None, weakref.ref(t), version_of(t)
+    if t.is_leaf:  # most are: to enter grad mode for each would show in the time of a call
+        return t, weakref.ref(t), version_of(t)
+    with torch.enable_grad():
+        return _Edge.apply(t), weakref.ref(t), version_of(t)
